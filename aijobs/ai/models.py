@@ -1,0 +1,71 @@
+"""What the AI side leaves: one row per provider call, and users' own keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, LargeBinary, SmallInteger, String
+from sqlalchemy.orm import Mapped, deferred, mapped_column
+
+from aijobs.db import Base, Key, UtcDateTime
+from aijobs.ids import new_id
+
+STARTED = "started"
+DONE = "done"
+FAILED_CALL = "failed"
+LOST = "lost"
+USAGE_STATES = (STARTED, DONE, FAILED_CALL, LOST)
+
+
+class AiUsageLog(Base):
+    """One provider call inside an attempt: opened before the call, closed after it by whoever opened it."""
+
+    __tablename__ = "ai_usage_logs"
+
+    id: Mapped[str] = mapped_column(Key(36), primary_key=True, default=new_id)
+    job_id: Mapped[str] = mapped_column(Key(36), ForeignKey("ai_jobs.id", ondelete="CASCADE"))
+    attempt_no: Mapped[int] = mapped_column(Integer)
+    call_no: Mapped[int] = mapped_column(SmallInteger)
+    user_id: Mapped[str] = mapped_column(Key(255))
+    state: Mapped[str] = mapped_column(String(16))
+    provider: Mapped[str] = mapped_column(String(64))
+    model: Mapped[str] = mapped_column(String(128))
+    credential_mode: Mapped[str] = mapped_column(String(32))
+    prompt_tokens: Mapped[int | None] = mapped_column(Integer)
+    completion_tokens: Mapped[int | None] = mapped_column(Integer)
+    cached_tokens: Mapped[int | None] = mapped_column(Integer)
+    estimated: Mapped[bool] = mapped_column(Boolean, default=False)
+    cost_micros: Mapped[int | None] = mapped_column(BigInteger)
+    """Millionths of `currency`; None where there is no price or no count, never 0 for unknown."""
+    currency: Mapped[str | None] = mapped_column(String(3))
+    price_version: Mapped[str | None] = mapped_column(String(32))
+    billed: Mapped[str] = mapped_column(String(8), default="unknown")
+    """yes, no or unknown."""
+    latency_ms: Mapped[int | None] = mapped_column(BigInteger)
+    finish_reason: Mapped[str | None] = mapped_column(String(32))
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    __table_args__ = (
+        Index("uq_ai_usage_logs_call", "job_id", "attempt_no", "call_no", unique=True),
+        Index("ix_ai_usage_logs_user", "user_id", "started_at"),
+        Index("ix_ai_usage_logs_started", "started_at"),
+        Base.__table_args__,
+    )
+
+
+class UserModelCredential(Base):
+    """A user's own provider key, encrypted. Only its id is on a job."""
+
+    __tablename__ = "user_model_credentials"
+
+    id: Mapped[str] = mapped_column(Key(36), primary_key=True, default=new_id)
+    user_id: Mapped[str] = mapped_column(Key(255), index=True)
+    mode: Mapped[str] = mapped_column(String(32))
+    label: Mapped[str] = mapped_column(String(100))
+    last_four: Mapped[str] = mapped_column(String(4))
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(16))
+    ciphertext: Mapped[bytes] = deferred(mapped_column(LargeBinary, nullable=False), raiseload=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)

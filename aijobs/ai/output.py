@@ -1,0 +1,173 @@
+"""From a provider's text to a JSON object, strictly.
+
+A model's answer is the one input that nobody wrote a client for, so this parser accepts exactly what can be read in
+one way and refuses the rest. It mends nothing: completing a cut-off answer silently is how half a result gets saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from typing import Any, NoReturn
+
+from aijobs.errors import JobError
+
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 32
+MAX_INTEGER = 2**53 - 1
+"""Beyond it JSON readers disagree about the value, and the canonical form that is hashed refuses it."""
+
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE)
+
+
+class AnswerInvalid(JobError):
+    """The answer can't be used; `code` says in which way, `faults` what the next prompt should ask for."""
+
+    def __init__(self, code: str, fault: str) -> None:
+        super().__init__(code, fault, faults=(fault,))
+
+
+class NotJson(AnswerInvalid):
+    """VALIDATION_OUTPUT_NOT_JSON: the text isn't one strict JSON object."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__("VALIDATION_OUTPUT_NOT_JSON", fault)
+
+
+class EmptyAnswer(AnswerInvalid):
+    """PROVIDER_EMPTY_OUTPUT: nothing but white space came back, which some providers do instead of failing."""
+
+    def __init__(self) -> None:
+        super().__init__("PROVIDER_EMPTY_OUTPUT", "the answer was empty")
+
+
+def parse_json_answer(text: str) -> dict[str, Any]:
+    """The JSON object that `text` holds, its strings in NFC.
+
+    `text` is the whole answer: one object, optionally after a complete think block, optionally in one code fence.
+    Raises `EmptyAnswer` for a blank answer, `NotJson` for anything else that is not exactly one strict object, and
+    `AnswerInvalid` with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise AnswerInvalid("VALIDATION_OUTPUT_TOO_LARGE", f"the answer is longer than {MAX_CHARACTERS} characters")
+    _refuse_unstorable(text)
+    body = _unfence(_unthink(text.lstrip("\ufeff").strip()))
+    if not body:
+        raise EmptyAnswer
+    _refuse_deep(body)
+    value = _decode(body)
+    if not isinstance(value, dict):
+        raise NotJson("the answer must be one JSON object")
+    return value
+
+
+def _unthink(text: str) -> str:
+    if not text.startswith(_THINK_OPEN):
+        return text
+    _, closed, rest = text.partition(_THINK_CLOSE)
+    if not closed:
+        raise NotJson("the answer ends inside its think block")
+    return rest.strip()
+
+
+def _unfence(text: str) -> str:
+    """What stands in the one code fence that ends the answer; the text itself where it has none.
+
+    The closing marks are looked for at the very end, never by splitting: marks inside a JSON string are content.
+    """
+    if text.startswith("{") or "```" not in text:
+        return text
+    fence = _FENCE.match(text.replace("\r\n", "\n"))
+    if fence is None:
+        raise NotJson("the answer must be one JSON object, with nothing before or after it")
+    if fence["label"].strip().lower() not in ("", "json"):
+        raise NotJson("the answer's code block is not JSON")
+    return fence["inside"].strip()
+
+
+def _refuse_deep(body: str) -> None:
+    """Counted before decoding, since the decoder itself recurses."""
+    depth, in_string, escaped = 0, False, False
+    for character in body:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == '"':
+                in_string = False
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise NotJson(f"the answer is nested deeper than {MAX_DEPTH} levels")
+        elif character in "}]":
+            depth -= 1
+
+
+def _decode(body: str) -> Any:
+    try:
+        return json.loads(
+            body,
+            object_pairs_hook=_build_object,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
+        )
+    except json.JSONDecodeError as error:
+        # The decoder's own text quotes nothing of the answer, so it may go into the next prompt and the log.
+        raise NotJson(f"not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    built: dict[str, Any] = {}
+    for key, value in pairs:
+        name = _clean(key)
+        if name in built:
+            raise NotJson("the answer has an object with the same key twice")
+        built[name] = _clean_value(value)
+    return built
+
+
+def _clean_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, list):
+        return [_clean_value(item) for item in value]
+    return value
+
+
+def _clean(text: str) -> str:
+    _refuse_unstorable(text)
+    return unicodedata.normalize("NFC", text)
+
+
+def _refuse_unstorable(text: str) -> None:
+    if "\x00" in text:
+        raise NotJson("the answer has a NUL character")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise NotJson("the answer has half of a surrogate pair") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise NotJson(f"{name} is not a JSON number")
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise NotJson("the answer has a number that is too large")
+    return number
+
+
+def _parse_int(digits: str) -> int:
+    # Length first: Python refuses to convert thousands of digits, with an error of its own.
+    if len(digits) > 17 or abs(int(digits)) > MAX_INTEGER:
+        raise NotJson("the answer has a number that is too large")
+    return int(digits)

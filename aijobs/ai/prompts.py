@@ -1,0 +1,157 @@
+"""Versioned prompts: Jinja files in the repository, rendered with the user's text as data.
+
+`<root>/<job_type>/<version>/system.md.j2` and `user.md.j2`. What the learner wrote reaches a template only as values,
+so nothing in it is expanded, and it stands between fence marks that are made anew for each prompt out of what it must
+not contain: no note can close its own fence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from aijobs.errors import JobError, UnknownPrompt
+
+MAX_CHARACTERS = 200_000
+MAX_FAULTS = 5
+VARIABLES = frozenset({"input", "output_schema", "faults", "fence"})
+"""What a template may use: the snapshot's content, the output schema as JSON text, what was wrong with the last
+answer (empty at first), and the fence mark."""
+
+_PARTS = ("system", "user")
+_VERSION = re.compile(r"v[0-9]{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt: the rules, and the request with the user's text in it."""
+
+    system: str
+    user: str
+    version: str
+
+
+class PromptTemplates:
+    """The prompt files below `roots`; where two roots have the same file, the first one's counts."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = tuple(roots)
+
+    @cached_property
+    def _environment(self) -> ImmutableSandboxedEnvironment:
+        # Prompts are plain text for a model: HTML escaping would change what the learner wrote.
+        return ImmutableSandboxedEnvironment(
+            loader=FileSystemLoader([str(root) for root in self._roots]),
+            undefined=StrictUndefined,
+            autoescape=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=False,
+        )
+
+    def versions(self, job_type: str) -> list[str]:
+        """The complete versions of a job type's prompt, oldest first; empty where it has none."""
+        found = {
+            folder.name
+            for root in self._roots
+            for folder in root.joinpath(job_type).glob("v*")
+            if _VERSION.fullmatch(folder.name) and all(folder.joinpath(f"{part}.md.j2").is_file() for part in _PARTS)
+        }
+        return sorted(found, key=lambda version: int(version[1:]))
+
+    def require(self, job_type: str, version: str) -> None:
+        """Raise `UnknownPrompt` unless both files are there, compile, and use no unknown variable.
+
+        Called when a definition is registered, so that a broken template stops a start and never a job.
+        """
+        for part in _PARTS:
+            name = f"{job_type}/{version}/{part}.md.j2"
+            self._template(job_type, version, part)
+            unknown = self._undeclared(name) - VARIABLES
+            if unknown:
+                raise UnknownPrompt(f"{job_type}: prompt {name} uses unknown {', '.join(sorted(unknown))}")
+
+    def render(self, job_type: str, version: str, variables: Mapping[str, Any]) -> Prompt:
+        """The prompt of a job type and version.
+
+        `variables` holds `input` (the snapshot's content), `output_schema` (JSON text) and optionally `faults`, of
+        which five at most are named. Raises `UnknownPrompt` where there is no such version,
+        `JobError(INTERNAL_CONFIG)` where the template fails, and `JobError(VALIDATION_INPUT_TOO_LARGE)` where the
+        prompt would pass `MAX_CHARACTERS`.
+        """
+        values = {"faults": (), **variables}
+        values["faults"] = tuple(_one_line(fault) for fault in values["faults"])[:MAX_FAULTS]
+        values["fence"] = fence_for(values)
+        rendered = [self._render(self._template(job_type, version, part), values) for part in _PARTS]
+        return Prompt(system=rendered[0], user=rendered[1], version=version)
+
+    def _template(self, job_type: str, version: str, part: str) -> Template:
+        if version not in self.versions(job_type):
+            known = ", ".join(self.versions(job_type)) or "none"
+            raise UnknownPrompt(f"{job_type}: there is no prompt {version} (known: {known})")
+        name = f"{job_type}/{version}/{part}.md.j2"
+        try:
+            return self._environment.get_template(name)
+        except TemplateError as error:
+            raise UnknownPrompt(f"{job_type}: prompt {name} does not compile: {type(error).__name__}") from error
+
+    def _undeclared(self, name: str) -> set[str]:
+        """Variables that a template and what it includes read but don't set."""
+        loader = self._environment.loader
+        assert loader is not None, "the environment is made with a loader"
+        try:
+            tree = self._environment.parse(loader.get_source(self._environment, name)[0])
+            included = [part for part in meta.find_referenced_templates(tree) if part is not None]
+            return meta.find_undeclared_variables(tree).union(*(self._undeclared(part) for part in included))
+        except TemplateError as error:
+            raise UnknownPrompt(f"prompt {name} does not compile: {type(error).__name__}") from error
+
+    @staticmethod
+    def _render(template: Template, values: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in template.generate(values):
+                size += len(piece)
+                if size > MAX_CHARACTERS:
+                    raise JobError("VALIDATION_INPUT_TOO_LARGE", f"the prompt passes {MAX_CHARACTERS} characters")
+                pieces.append(piece)
+        except (TemplateError, TypeError, LookupError, ValueError) as error:
+            # Only the class: a template error may quote what the learner wrote.
+            raise JobError("INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}") from None
+        return "".join(pieces).strip()
+
+
+def fence_for(values: Any) -> str:
+    """A mark that occurs in none of the strings of `values`: the same for the same values, so prompts stay cacheable."""
+    texts = list(_strings(values))
+    digest = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
+    while True:
+        mark = f"data-{digest.hexdigest()[:16]}"
+        if not any(mark in text for text in texts):
+            return mark
+        digest.update(b"again")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200]

@@ -1,0 +1,45 @@
+"""Which provider and model a job's calls go to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from aijobs.ai.provider import Route
+from aijobs.errors import JobError
+
+
+class Routed(Protocol):
+    """What the router reads of a job definition."""
+
+    @property
+    def job_type(self) -> str: ...
+
+    @property
+    def route(self) -> str | None:
+        """The name of a route, or None for the default one."""
+
+
+class ModelRouter:
+    """Chooses by definition and credential mode.
+
+    `routes` by name; `default` names the one for definitions without a route; `user_routes` says, by credential
+    mode, where calls on a user's own key go, whatever the definition's route is.
+    """
+
+    def __init__(
+        self, routes: Mapping[str, Route], default: str, user_routes: Mapping[str, Route] | None = None
+    ) -> None:
+        self._routes = dict(routes)
+        self._default = default
+        self._user_routes = dict(user_routes or {})
+
+    def route(self, definition: Routed, credential_mode: str) -> Route:
+        """The route of a definition's calls. `JobError(INTERNAL_CONFIG)` where nothing is configured for it."""
+        if credential_mode != "platform_key":
+            routes, name = self._user_routes, credential_mode
+        else:
+            routes, name = self._routes, definition.route or self._default
+        if name not in routes:
+            raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")
+        return routes[name]

@@ -1,0 +1,317 @@
+"""The database behind every store: engines, units of work, column types and the one clock that judges leases.
+
+SQLite, PostgreSQL and MariaDB are equals. A unit of work is a function that may run again: `Database.write` repeats
+it in a fresh session after a deadlock, a lock wait or a lost connection, and settles a COMMIT whose answer was lost
+by reading.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Engine,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    create_engine,
+    event,
+    literal,
+    select,
+)
+from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
+from sqlalchemy.dialects.mysql import LONGTEXT
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.sql.functions import FunctionElement
+
+T = TypeVar("T")
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+MARIADB_COLLATION = "utf8mb4_nopad_bin"
+
+
+class Base(DeclarativeBase):
+    """The root of all models."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    # `ai_jobs` is named first on MariaDB, so that its tables are created with one character set whatever the server's.
+    __table_args__ = {"mysql_charset": "utf8mb4", "mysql_collate": MARIADB_COLLATION, "mysql_engine": "InnoDB"}
+
+
+def _is_mysql(dialect: Dialect) -> bool:
+    return dialect.name in ("mysql", "mariadb")
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC instant: timestamptz, DATETIME(6), or text with milliseconds on SQLite, which sorts as time does."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(DateTime(timezone=True))
+        if _is_mysql(dialect):
+            return dialect.type_descriptor(MYSQL_DATETIME(fsp=6))
+        return dialect.type_descriptor(String(23))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive datetime: times in the database are aware")
+        at = value.astimezone(UTC)
+        if dialect.name == "postgresql":
+            return at
+        at = at.replace(tzinfo=None)
+        return at if _is_mysql(dialect) else at.isoformat(sep=" ", timespec="milliseconds")
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        at = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+class Key(TypeDecorator[str]):
+    """A text that is compared: exact in case, accent, width and trailing space on every database, ordered by bytes."""
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        length = self.impl_instance.length
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(String(length, collation="C"))
+        if _is_mysql(dialect):
+            return dialect.type_descriptor(String(length, collation=MARIADB_COLLATION))
+        return dialect.type_descriptor(String(length))
+
+
+LongText = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
+"""Text of any length."""
+
+Json = JSON(none_as_null=True)
+"""A JSON document as text; never PostgreSQL's jsonb, which reorders keys and drops duplicates."""
+
+
+# --- the one clock -------------------------------------------------------------------------------------------------
+
+
+class _DatabaseNow(FunctionElement[datetime]):
+    """The database's present instant, moved by `offset`."""
+
+    type = UtcDateTime()
+    inherit_cache = False
+
+    def __init__(self, offset: timedelta) -> None:
+        super().__init__()
+        self.milliseconds = round(offset.total_seconds() * 1000)
+
+
+@compiles(_DatabaseNow, "sqlite")
+def _sqlite_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{element.milliseconds / 1000:+.3f} seconds')"
+
+
+@compiles(_DatabaseNow, "postgresql")
+def _postgresql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
+    # In a scalar subquery, as a bare clock_timestamp() is volatile and no index can serve a comparison with it.
+    return f"(SELECT clock_timestamp() + interval '{element.milliseconds} milliseconds')"
+
+
+@compiles(_DatabaseNow, "mysql", "mariadb")
+def _mysql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
+    return f"(UTC_TIMESTAMP(6) + INTERVAL {element.milliseconds * 1000} MICROSECOND)"
+
+
+class Clock(Protocol):
+    """The port behind which leases, due times and claims are judged."""
+
+    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
+        """The present instant moved by `offset`, as an SQL expression."""
+        ...
+
+
+class DatabaseClock:
+    """The database's own clock."""
+
+    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
+        return _DatabaseNow(offset)
+
+
+class ManualClock:
+    """A clock that stands still until it is moved: for tests."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
+        return literal(self.at + offset, UtcDateTime())
+
+    def advance(self, by: timedelta) -> None:
+        self.at += by
+
+
+def read_clock(session: Session, clock: Clock) -> datetime:
+    """The clock's present instant as a value, in the precision that this database stores."""
+    at: datetime = session.execute(select(clock.now())).scalar_one()
+    return at
+
+
+# --- engines and units of work -------------------------------------------------------------------------------------
+
+_WRITES = "aijobs_writes"
+_ATTEMPTS = 5
+
+
+class CommitUnknown(Exception):
+    """The connection was lost after COMMIT was sent: what was written may or may not be there."""
+
+
+class Database:
+    """One engine, sessions that read and units of work that write."""
+
+    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+        self.engine = build_engine(url, pool_size=pool_size)
+        self._read = sessionmaker(self.engine, expire_on_commit=False)
+        self._write = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that reads and never writes; rolled back at the end."""
+        with self._read() as session:
+            yield session
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """One write transaction, not repeated: for callers that repeat themselves, and for tests."""
+        with self._write() as session, session.begin():
+            yield session
+
+    def write(self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None) -> T:
+        """Run `work` in a write transaction and commit it; up to five times where the database asks for it.
+
+        `work` may run again from the start in a fresh session, so it changes nothing but the database. Where the
+        answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
+        didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._once(work)
+            except (DBAPIError, CommitUnknown) as error:
+                if attempt == _ATTEMPTS or not _worth_repeating(error):
+                    raise error.__cause__ if isinstance(error, CommitUnknown) and error.__cause__ else error
+                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
+                if isinstance(error, CommitUnknown) and settle is not None:
+                    with self._read() as session:
+                        settled = settle(session)
+                    if settled is not None:
+                        return settled
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(self, work: Callable[[Session], T]) -> T:
+        with self._write() as session:
+            result = work(session)
+            session.flush()
+            try:
+                session.commit()
+            except DBAPIError as error:
+                if error.connection_invalidated:
+                    raise CommitUnknown from error
+                raise
+            return result
+
+    def dispose(self) -> None:
+        """Close the pool's connections."""
+        self.engine.dispose()
+
+
+def savepoint(session: Session) -> Any:
+    """A SAVEPOINT as a context manager, rolled back alone where its block raises."""
+    return session.begin_nested()
+
+
+_MYSQL_REPEAT = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, record has changed since last read
+_POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
+
+
+def _worth_repeating(error: DBAPIError | CommitUnknown) -> bool:
+    """Whether the database says that the same work may succeed at another try."""
+    if isinstance(error, CommitUnknown):
+        return True
+    if error.connection_invalidated:
+        return True
+    original = error.orig
+    if getattr(original, "sqlstate", None) in _POSTGRES_REPEAT:
+        return True
+    arguments = getattr(original, "args", ()) or ("",)
+    return arguments[0] in _MYSQL_REPEAT or "database is locked" in str(arguments[0])
+
+
+def build_engine(url: str, *, pool_size: int = 10) -> Engine:
+    """An engine with our isolation, time zone and JSON on any of the three databases."""
+    parsed = make_url(url)
+    options: dict[str, Any] = {
+        "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
+        "hide_parameters": True,
+        "pool_size": pool_size,
+        "max_overflow": 10,
+        "pool_timeout": 10,
+    }
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_engine(parsed, **options, connect_args={"timeout": 5})
+        _prepare_sqlite(engine)
+        return engine
+    options |= {"pool_pre_ping": True, "pool_recycle": 1800}
+    if parsed.get_backend_name() == "postgresql":
+        return create_engine(
+            parsed, **options, connect_args={"options": "-c timezone=UTC", "connect_timeout": 5}
+        )
+    return create_engine(
+        parsed,
+        **options,
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "charset": "utf8mb4",
+            "init_command": "SET time_zone='+00:00', innodb_lock_wait_timeout=10, sql_mode='STRICT_ALL_TABLES'",
+            "connect_timeout": 5,
+        },
+    )
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    """WAL and full sync; BEGIN IMMEDIATE for units of work, so that none fails at upgrading a read lock."""
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # The driver begins nothing by itself; `begun` below does.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Any) -> None:
+        writes = connection.get_execution_options().get(_WRITES)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+

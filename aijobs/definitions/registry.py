@@ -1,0 +1,161 @@
+"""The rule book: every definition and projector there is, checked at start-up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+
+from pydantic import BaseModel
+
+from aijobs import errors
+from aijobs.definitions.definition import (
+    CREDENTIAL_MODES,
+    DOMAINS,
+    QUEUES,
+    JobDefinition,
+)
+from aijobs.definitions.projector import ResultProjector
+
+JOB_TYPE = re.compile(r"[a-z][a-z0-9_]{1,63}")
+TIMEOUT_MS = (1_000, 600_000)
+ENTRY_POINT_GROUP = "aijobs.job_types"
+
+
+def job_type_name(spelling: str) -> str:
+    """The stored name of a job type as somebody wrote it: hyphens become underscores."""
+    return spelling.replace("-", "_")
+
+
+class JobDefinitionRegistry:
+    """Definitions by job type, projectors by key.
+
+    `prompt_exists(name, version)` says whether a definition's prompt is there.
+    """
+
+    def __init__(self, prompt_exists: Callable[[str, str], bool] = lambda name, version: False) -> None:
+        self._definitions: dict[str, JobDefinition] = {}
+        self._projectors: dict[str, ResultProjector] = {}
+        self._prompt_exists = prompt_exists
+
+    def register_projector(self, projector: ResultProjector) -> None:
+        """Add a projector. `DuplicateProjector` where its key is taken."""
+        if projector.key in self._projectors:
+            raise errors.DuplicateProjector(f"projector {projector.key!r} is registered already")
+        self._projectors[projector.key] = projector
+
+    def register(self, definition: JobDefinition) -> None:
+        """Check everything about `definition` and add it; a `DefinitionError` names the type and what is wrong."""
+        if definition.job_type in self._definitions:
+            raise errors.DuplicateJobDefinition(f"job type {definition.job_type!r} is registered already")
+        for check in _CHECKS:
+            check(definition)
+        self._check_references(definition)
+        self._definitions[definition.job_type] = definition
+
+    def get(self, job_type: str) -> JobDefinition:
+        """The definition of `job_type`; `UnknownJobType` where there is none."""
+        try:
+            return self._definitions[job_type]
+        except KeyError:
+            raise errors.UnknownJobType(f"unknown job type {job_type!r}") from None
+
+    def find(self, job_type: str) -> JobDefinition | None:
+        """The definition of `job_type`, or None."""
+        return self._definitions.get(job_type)
+
+    def get_all(self) -> list[JobDefinition]:
+        """All definitions, by job type."""
+        return [self._definitions[name] for name in sorted(self._definitions)]
+
+    def projector(self, key: str) -> ResultProjector:
+        """The projector with this key; `UnknownProjector` where there is none."""
+        try:
+            return self._projectors[key]
+        except KeyError:
+            raise errors.UnknownProjector(f"unknown projector {key!r}") from None
+
+    def load(self, definitions: Iterable[JobDefinition], *, production: bool) -> None:
+        """Register `definitions` and those of installed plug-ins, but for the ones not meant for production."""
+        found = [*definitions, *_plugged_in()]
+        for definition in found:
+            if definition.production or not production:
+                self.register(definition)
+
+    def _check_references(self, d: JobDefinition) -> None:
+        if d.projector is not None and d.projector not in self._projectors:
+            raise errors.UnknownProjector(f"{d.job_type}: projector {d.projector!r} is not registered")
+        if (d.prompt is None) == (d.script is None):
+            raise errors.UnknownPrompt(f"{d.job_type}: name a prompt, or a script for a type that asks no provider")
+        if d.prompt is not None and not self._prompt_exists(d.prompt.name, d.prompt.version):
+            raise errors.UnknownPrompt(f"{d.job_type}: there is no prompt {d.prompt.name}/{d.prompt.version}")
+
+
+def _plugged_in() -> list[JobDefinition]:
+    """The definitions that installed packages offer; one that can't be loaded stops the start with its name."""
+    found = []
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        loaded = point.load()
+        if not isinstance(loaded, JobDefinition):
+            raise errors.DefinitionError(f"entry point {point.name!r} ({point.value}) is not a JobDefinition")
+        found.append(loaded)
+    return found
+
+
+def _check_name(d: JobDefinition) -> None:
+    if not JOB_TYPE.fullmatch(d.job_type):
+        raise errors.InvalidJobType(f"job type {d.job_type!r} does not match ^{JOB_TYPE.pattern}$")
+
+
+def _check_metadata(d: JobDefinition) -> None:
+    m = d.metadata
+    if not (m.label.strip() and m.description.strip() and m.version.strip()) or m.domain not in DOMAINS:
+        raise errors.InvalidMetadata(
+            f"{d.job_type}: label, description and version are needed, and a domain out of {', '.join(DOMAINS)}"
+        )
+
+
+def _check_queue(d: JobDefinition) -> None:
+    if d.queue.queue_name not in QUEUES:
+        raise errors.InvalidQueue(f"{d.job_type}: queue {d.queue.queue_name!r} is none of {', '.join(QUEUES)}")
+    if not _is_int(d.queue.default_priority) or not 0 <= d.queue.default_priority <= 100:
+        raise errors.InvalidQueue(f"{d.job_type}: priority {d.queue.default_priority!r} is not within 0–100")
+
+
+def _check_execution(d: JobDefinition) -> None:
+    e = d.execution
+    low, high = TIMEOUT_MS
+    if not _is_int(e.timeout_ms) or not low <= e.timeout_ms <= high:
+        raise errors.InvalidTimeout(f"{d.job_type}: timeout_ms {e.timeout_ms!r} is not within {low}–{high}")
+    if not _is_int(e.max_retries) or not 0 <= e.max_retries <= 20:
+        raise errors.InvalidRetryPolicy(f"{d.job_type}: max_retries {e.max_retries!r} is not within 0–20")
+    backoff = e.retry_backoff
+    if backoff.type != "exponential" or not _is_int(backoff.delay) or not 0 < backoff.delay <= 3_600_000:
+        raise errors.InvalidRetryPolicy(f"{d.job_type}: the backoff is exponential, from 1–3600000 ms")
+    if e.abort_strategy not in ("fail", "retry"):
+        raise errors.InvalidRetryPolicy(f"{d.job_type}: abort_strategy {e.abort_strategy!r} is not fail or retry")
+
+
+def _check_schemas(d: JobDefinition) -> None:
+    for name, part in (("input", d.input), ("output", d.output)):
+        if not part.schema_version or len(part.schema_version) > 32:
+            raise errors.InvalidSchema(f"{d.job_type}: {name} needs a schema version of 1–32 characters")
+        if not (isinstance(part.schema, type) and issubclass(part.schema, BaseModel)):
+            raise errors.InvalidSchema(f"{d.job_type}: the {name} schema is not a pydantic model")
+    if d.output.validator is not None and not callable(d.output.validator):
+        raise errors.InvalidSchema(f"{d.job_type}: the output's validator can't be called")
+
+
+def _check_credential(d: JobDefinition) -> None:
+    c = d.credential
+    if not c.allowed_modes or not set(c.allowed_modes) <= set(CREDENTIAL_MODES):
+        raise errors.InvalidCredentialModes(f"{d.job_type}: allowed modes are out of {', '.join(CREDENTIAL_MODES)}")
+    if c.default_mode not in c.allowed_modes:
+        raise errors.InvalidCredentialModes(f"{d.job_type}: default mode {c.default_mode!r} is not allowed")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_CHECKS = (_check_name, _check_metadata, _check_queue, _check_execution, _check_schemas, _check_credential)

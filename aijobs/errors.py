@@ -1,0 +1,317 @@
+"""Every error code: what HTTP says, whether and how a job is tried again, and what a person reads.
+
+`CODES` is the one table. An exception carries a code; nothing else decides by exception class. Prefixes group codes
+and give the default for a code that a plug-in adds with `register_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+
+class Retried(Enum):
+    """How an attempt's error code is tried again, always within the definition's `max_retries`."""
+
+    NEVER = "never"
+    BACKOFF = "backoff"
+    REPROMPT = "reprompt"
+    """With backoff, and the next prompt names what was wrong."""
+    ONCE = "once"
+    """At most once per code and job, counted from the job's history."""
+    BY_DEFINITION = "by_definition"
+    """Where the definition's abort strategy is `retry`."""
+
+
+@dataclass(frozen=True)
+class ErrorCode:
+    """A code with its HTTP status (what an API answer with this code has), its retry rule and both messages."""
+
+    code: str
+    http: int
+    retried: Retried
+    en: str
+    zh: str
+
+    def message(self, language: str = "en") -> str:
+        """The public message in `language`: `zh` for any Chinese, English for everything else."""
+        return self.zh if language.startswith("zh") else self.en
+
+
+def _api(code: str, http: int, en: str, zh: str) -> ErrorCode:
+    return ErrorCode(code, http, Retried.NEVER, en, zh)
+
+
+def _job(code: str, retried: Retried, en: str, zh: str) -> ErrorCode:
+    return ErrorCode(code, 500, retried, en, zh)
+
+
+_BUSY_EN = "The AI service is busy. We tried several times; please try again in a few minutes."
+_BUSY_ZH = "AI 服务繁忙，我们已多次尝试，请几分钟后再试。"
+_ODD_EN = "The AI's answer could not be used. Please try again."
+_ODD_ZH = "AI 的回答无法使用，请重试。"
+_OURS_EN = "Something went wrong on our side. It has been recorded; please try again later."
+_OURS_ZH = "我们这边出了问题，已记录下来，请稍后再试。"
+
+_TABLE = (
+    # What the API answers.
+    _api("BAD_REQUEST", 400, "The request could not be read.", "无法读取该请求。"),
+    _api("UNAUTHORIZED", 401, "Please sign in.", "请先登录。"),
+    _api("FORBIDDEN", 403, "You may not do this.", "您无权进行此操作。"),
+    _api("JOB_NOT_FOUND", 404, "There is no such job.", "没有这个任务。"),
+    _api("NOT_FOUND", 404, "There is nothing here.", "这里什么都没有。"),
+    _api("METHOD_NOT_ALLOWED", 405, "This address does not take that method.", "该地址不支持此方法。"),
+    _api("JOB_NOT_CANCELLABLE", 409, "This job can't be cancelled.", "该任务不能取消。"),
+    _api("JOB_ALREADY_CANCELLED", 409, "This job is cancelled already.", "该任务已经取消。"),
+    _api("JOB_NOT_RETRYABLE", 409, "This job can't be retried.", "该任务不能重试。"),
+    _api(
+        "IDEMPOTENCY_KEY_REUSED",
+        409,
+        "This Idempotency-Key was used for another request. Use a new key.",
+        "该 Idempotency-Key 已用于另一个请求，请换一个新的。",
+    ),
+    _api("PAYLOAD_TOO_LARGE", 413, "The request is too large.", "请求内容过大。"),
+    _api("UNSUPPORTED_MEDIA_TYPE", 415, "Send application/json.", "请发送 application/json。"),
+    _api("INPUT_INVALID", 422, "Some fields are not valid.", "有些字段不正确。"),
+    _api("TOO_MANY_JOBS", 429, "Too many of your jobs are still waiting.", "您还有太多任务未完成。"),
+    _api("QUOTA_EXCEEDED", 429, "Your quota is used up.", "您的额度已用完。"),
+    _api("RATE_LIMITED", 429, "Too many requests. Please wait a moment.", "请求过于频繁，请稍候。"),
+    _api("PLATFORM_UNAVAILABLE", 503, "The AI service is unavailable right now.", "AI 服务暂时不可用。"),
+    _api("SERVICE_BUSY", 503, "The service is busy. Please try again shortly.", "服务繁忙，请稍后再试。"),
+    # What an attempt ends with.
+    _job("CANCELLED", Retried.NEVER, "This job was cancelled.", "该任务已取消。"),
+    _job(
+        "TIMEOUT",
+        Retried.BY_DEFINITION,
+        "The work took too long and was stopped.",
+        "处理时间过长，任务已停止。",
+    ),
+    _job("PROVIDER_RATE_LIMITED", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
+    _job("PROVIDER_UNAVAILABLE", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
+    _job("PROVIDER_TIMEOUT", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
+    _job("PROVIDER_STREAM_BROKEN", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
+    _job("PROVIDER_CONNECTION_LOST", Retried.ONCE, _BUSY_EN, _BUSY_ZH),
+    _job("PROVIDER_EMPTY_OUTPUT", Retried.ONCE, _ODD_EN, _ODD_ZH),
+    _job(
+        "PROVIDER_ACCOUNT_EXHAUSTED",
+        Retried.NEVER,
+        "The AI service is unavailable right now. Please try again later.",
+        "AI 服务暂时不可用，请稍后再试。",
+    ),
+    _job("VALIDATION_OUTPUT_NOT_JSON", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    _job("VALIDATION_OUTPUT_SCHEMA", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    _job("VALIDATION_OUTPUT_SEMANTICS", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    _job("VALIDATION_OUTPUT_TOO_LARGE", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    _job("VALIDATION_TRUNCATED", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    _job(
+        "VALIDATION_INPUT_TOO_LARGE",
+        Retried.NEVER,
+        "Your notes are too long for one request. Please send a shorter part.",
+        "您的笔记太长，请分段发送。",
+    ),
+    _job(
+        "VALIDATION_NOTHING_TO_EXTRACT",
+        Retried.NEVER,
+        "Nothing in these notes could be turned into a card. Notes with definitions, terms and numbers work best.",
+        "这些笔记里没有可以做成卡片的内容。含有定义、术语和数字的笔记效果最好。",
+    ),
+    _job(
+        "CONTENT_SAFETY_BLOCKED",
+        Retried.NEVER,
+        "This content can't be processed.",
+        "该内容无法处理。",
+    ),
+    _job(
+        "CREDENTIAL_INVALID",
+        Retried.NEVER,
+        "Your own API key was refused. Please check or replace it in your settings.",
+        "您自己的 API 密钥被拒绝，请在设置中检查或更换。",
+    ),
+    _job(
+        "CREDENTIAL_NOT_FOUND",
+        Retried.NEVER,
+        "The API key for this job is no longer there. Please add it again in your settings.",
+        "该任务所用的 API 密钥已不存在，请在设置中重新添加。",
+    ),
+    _job(
+        "CREDENTIAL_INSUFFICIENT_BALANCE",
+        Retried.NEVER,
+        "Your own API key's account has no balance left. Please top it up.",
+        "您自己的 API 密钥账户余额不足，请充值。",
+    ),
+    # Also what the API answers for a fault of its own.
+    _job("INTERNAL_ERROR", Retried.ONCE, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_PROJECTION", Retried.ONCE, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_DATABASE", Retried.ONCE, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_CONFIG", Retried.NEVER, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_SNAPSHOT_MISSING", Retried.NEVER, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_WORKER_LOST", Retried.NEVER, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_NOT_DISPATCHED", Retried.NEVER, _OURS_EN, _OURS_ZH),
+    _job("INTERNAL_UNKNOWN_JOB_TYPE", Retried.NEVER, _OURS_EN, _OURS_ZH),
+)
+
+CODES: dict[str, ErrorCode] = {}
+
+_PREFIX_DEFAULTS = (
+    ("PROVIDER_", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
+    ("VALIDATION_", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
+    ("CONTENT_SAFETY_", Retried.NEVER, "This content can't be processed.", "该内容无法处理。"),
+    ("CREDENTIAL_", Retried.NEVER, "Please check your own API key in your settings.", "请在设置中检查您自己的 API 密钥。"),
+    ("INTERNAL_", Retried.ONCE, _OURS_EN, _OURS_ZH),
+)
+
+
+def register_code(code: ErrorCode) -> None:
+    """Add a code of a plug-in's own. `ValueError` where the code stands already with another meaning."""
+    if CODES.get(code.code, code) != code:
+        raise ValueError(f"error code {code.code} is registered already")
+    CODES[code.code] = code
+
+
+for _entry in _TABLE:
+    register_code(_entry)
+
+
+def describe(code: str) -> ErrorCode:
+    """The entry of `code`; for a code that nobody registered, its prefix's default, else INTERNAL_ERROR's rule."""
+    if code in CODES:
+        return CODES[code]
+    for prefix, retried, en, zh in _PREFIX_DEFAULTS:
+        if code.startswith(prefix):
+            return ErrorCode(code, 500, retried, en, zh)
+    return ErrorCode(code, 500, Retried.ONCE, _OURS_EN, _OURS_ZH)
+
+
+class AijobsError(Exception):
+    """The root of all errors that this package raises on purpose."""
+
+
+class SettingsError(AijobsError):
+    """A setting is missing or wrong; the text names it and says what would do."""
+
+
+class ApiError(AijobsError):
+    """A request that is refused: code, optional details (JSON) and, where it is known, when to come back."""
+
+    def __init__(
+        self,
+        code: str,
+        details: Mapping[str, Any] | None = None,
+        retry_after: timedelta | None = None,
+    ) -> None:
+        super().__init__(code)
+        self.code = code
+        self.details = dict(details) if details else None
+        self.retry_after = retry_after
+
+    @property
+    def http_status(self) -> int:
+        return describe(self.code).http
+
+
+class InputInvalid(ApiError):
+    """422: `fields` is a list of (field path, what is wrong with it)."""
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
+
+
+class JobError(AijobsError):
+    """An attempt went wrong. `internal` is for operators; `faults` name what the next prompt should mend."""
+
+    def __init__(
+        self,
+        code: str,
+        internal: str = "",
+        *,
+        faults: tuple[str, ...] | list[str] = (),
+        retry_after: timedelta | None = None,
+    ) -> None:
+        super().__init__(code, internal)
+        self.code = code
+        self.internal = internal
+        self.faults = tuple(faults)[:5]
+        self.retry_after = retry_after
+
+
+class LifecycleError(AijobsError):
+    """A change of a job that its row refused; nothing was written."""
+
+    def __init__(self, job_id: str, why: str) -> None:
+        super().__init__(f"job {job_id}: {why}")
+        self.job_id = job_id
+
+
+class JobLockConflict(LifecycleError):
+    """The job can't be locked or changed now: another holds it, it isn't due, or its queue is paused."""
+
+
+class LockLost(LifecycleError):
+    """Another attempt or holder has the job; whoever got this must stop and write nothing."""
+
+
+class IllegalTransition(LifecycleError):
+    """The job's state does not allow this change."""
+
+
+class JobGone(LifecycleError):
+    """There is no such job."""
+
+
+class DefinitionError(AijobsError):
+    """A job definition that the registry refuses at start-up; the text names the job type and what is wrong."""
+
+
+class DuplicateJobDefinition(DefinitionError):
+    """A second definition of one job type."""
+
+
+class UnknownJobType(DefinitionError):
+    """No definition has this name."""
+
+
+class InvalidJobType(DefinitionError):
+    """The name does not match `^[a-z][a-z0-9_]{1,63}$`."""
+
+
+class InvalidMetadata(DefinitionError):
+    """A label, description, domain or version is missing or unknown."""
+
+
+class InvalidQueue(DefinitionError):
+    """The queue is none of ours, or the priority is not 0–100."""
+
+
+class InvalidTimeout(DefinitionError):
+    """`timeout_ms` is not within 1,000–600,000."""
+
+
+class InvalidRetryPolicy(DefinitionError):
+    """`max_retries`, the backoff or the abort strategy is not valid."""
+
+
+class InvalidSchema(DefinitionError):
+    """An input or output schema, its version or its validator is missing or of the wrong kind."""
+
+
+class InvalidCredentialModes(DefinitionError):
+    """The credential modes are empty or unknown, or the default is not among them."""
+
+
+class UnknownProjector(DefinitionError):
+    """The definition names a projector that nobody registered."""
+
+
+class DuplicateProjector(DefinitionError):
+    """A second projector with one key."""
+
+
+class UnknownPrompt(DefinitionError):
+    """The definition names a prompt that does not exist."""
+
+
+class BrokerUnavailable(AijobsError):
+    """The broker can't be reached, or it can't take writes; whether a message arrived is unknown."""

@@ -1,0 +1,97 @@
+"""structlog as JSON lines, with the eight keys that every line about a job has."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+import structlog
+
+JOB_KEYS = (
+    "jobId",
+    "jobType",
+    "queueName",
+    "outboxId",
+    "attemptNo",
+    "durationMs",
+    "lifecycleStatus",
+    "errorCode",
+)
+"""The keys of every line about a job; null where a line has no value for one."""
+
+
+def configure(level: str = "INFO", *, stream: Any = None) -> None:
+    """Send our lines and the standard library's (Huey, SQLAlchemy, Flask) as JSON to `stream` (stderr)."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(ensure_ascii=False),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    # SQL echo would print bound parameters: user ids and content. Never below WARNING, whatever the level.
+    for name in ("sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool", "jieba"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def get_logger(name: str) -> Any:
+    """A structlog logger for the module `name`."""
+    return structlog.stdlib.get_logger(name)
+
+
+def job_fields(**known: Any) -> dict[str, Any]:
+    """The eight keys, null but for what is `known` (by their camelCase names)."""
+    return {**dict.fromkeys(JOB_KEYS), **known}
+
+
+class Outage:
+    """One warning when something goes away, then one a minute, one line when it is back."""
+
+    def __init__(self, logger: Any, what: str, every_s: float = 60.0) -> None:
+        self._logger, self._what, self._every_s = logger, what, every_s
+        self._guard = threading.Lock()
+        self._since: float | None = None
+        self._last_said = 0.0
+
+    def failed(self, error: BaseException) -> None:
+        """Something failed just now; says so if nobody has within the last minute."""
+        now = time.monotonic()
+        with self._guard:
+            first = self._since is None
+            if first:
+                self._since = now
+            elif now - self._last_said < self._every_s:
+                return
+            self._last_said = now
+            seconds = int(now - (self._since or now))
+        self._logger.warning(f"{self._what}.away", error=type(error).__name__, awaySeconds=seconds)
+
+    def worked(self) -> None:
+        """It works; says so once after an outage."""
+        with self._guard:
+            if self._since is None:
+                return
+            seconds, self._since = int(time.monotonic() - self._since), None
+        self._logger.info(f"{self._what}.back", awaySeconds=seconds)

@@ -1,0 +1,61 @@
+"""The promise: an event written in the transaction of what it speaks of."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, Integer, SmallInteger, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from aijobs.db import Base, Json, Key, UtcDateTime
+from aijobs.ids import new_id
+
+ENQUEUE = "ai.job.enqueue"
+COMPLETED = "ai.job.completed"
+FAILED_EVENT = "ai.job.failed"
+CANCELLED_EVENT = "ai.job.cancelled"
+END_EVENTS = {"succeeded": COMPLETED, "failed": FAILED_EVENT, "cancelled": CANCELLED_EVENT}
+"""The end event of each final state."""
+
+PENDING = "pending"
+PROCESSING = "processing"
+PUBLISHED = "published"
+DEAD = "dead"
+OUTBOX_STATUSES = (PENDING, PROCESSING, PUBLISHED, DEAD)
+
+AGGREGATE = "AiJob"
+
+
+class OutboxEvent(Base):
+    """One event and how far it got. Claimed by compare-and-set, handed over, then marked."""
+
+    __tablename__ = "outbox_events"
+
+    id: Mapped[str] = mapped_column(Key(36), primary_key=True, default=new_id)
+    event_type: Mapped[str] = mapped_column(Key(64))
+    aggregate_type: Mapped[str] = mapped_column(String(32))
+    aggregate_id: Mapped[str] = mapped_column(Key(36))
+    dedupe_key: Mapped[str] = mapped_column(Key(700), unique=True)
+    payload: Mapped[Any] = mapped_column(Json, nullable=False)
+    queue_name: Mapped[str | None] = mapped_column(Key(32))
+    """The queue of an enqueue event, repeated from its payload so that a paused queue's events can be left out."""
+    status: Mapped[str] = mapped_column(Key(16))
+    attempt_count: Mapped[int] = mapped_column(SmallInteger, default=0)
+    available_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    locked_by: Mapped[str | None] = mapped_column(Key(255))
+    locked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    published_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_sent_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    redrives: Mapped[int] = mapped_column(Integer, default=0)
+    message_version: Mapped[int] = mapped_column(SmallInteger)
+    message_key_id: Mapped[str] = mapped_column(String(16))
+    last_error: Mapped[str | None] = mapped_column(String(300))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    __table_args__ = (
+        Index("ix_outbox_events_due", "status", "available_at", "id"),
+        Index("ix_outbox_events_claims", "status", "locked_at", "id"),
+        Index("ix_outbox_events_job", "aggregate_id", "event_type", "id"),
+        Base.__table_args__,
+    )

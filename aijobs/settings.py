@@ -1,0 +1,252 @@
+"""Every knob with its default, and the only reader of the environment (prefix `AIJOBS_`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aijobs.errors import SettingsError
+
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent
+"""The folder above the package: the project in a checkout, site-packages in an installation."""
+
+
+def resource(name: str) -> Path:
+    """The folder `templates`, `static` or `migrations`: inside an installed package, beside it in a checkout."""
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else CHECKOUT / name
+
+
+def _default_instance_path() -> Path:
+    """`instance/` of the checkout; for an installed wheel the place that Flask uses, below the environment."""
+    if (CHECKOUT / "pyproject.toml").is_file():
+        return CHECKOUT / "instance"
+    return Path(sys.prefix) / "var" / "aijobs-instance"
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """Secrets by id; the first is the one to use now, the others still verify what they once made."""
+
+    keys: tuple[tuple[str, bytes], ...] = field(repr=False)
+
+    @property
+    def current(self) -> tuple[str, bytes]:
+        return self.keys[0]
+
+    def get(self, key_id: str) -> bytes | None:
+        """The secret with this id, or None."""
+        return dict(self.keys).get(key_id)
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> KeyRing:
+        """`k2:secret,k1:secret`, newest first; `SettingsError` naming `name` for anything else."""
+        keys = []
+        for part in text.split(","):
+            key_id, _, secret = part.strip().partition(":")
+            if not key_id.isalnum() or len(key_id) > 16 or len(secret) < 32:
+                raise SettingsError(
+                    f"{name}: write id:secret[,id:secret…], newest first; ids are letters and digits, "
+                    "secrets have at least 32 characters"
+                )
+            keys.append((key_id, secret.encode()))
+        if len(dict(keys)) != len(keys):
+            raise SettingsError(f"{name}: an id stands twice")
+        return cls(tuple(keys))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One process's settings. Durations are seconds where the name ends in `_s`, days where it ends in `_days`."""
+
+    env: str = "development"
+    """`production` refuses development keys and a missing broker."""
+    env_was_set: bool = False
+    instance_path: Path = field(default_factory=_default_instance_path)
+
+    # Where things are
+    database_url: str = field(default="", repr=False)
+    """Empty: SQLite in `instance/aijobs.db`."""
+    redis_url: str = field(default="", repr=False)
+    """Empty, in development alone: the embedded broker named in `instance/broker.json`."""
+    bind: str = "127.0.0.1"
+    port: int = 8000
+
+    # Secrets: made once in instance/ in development, demanded in production
+    secret_key: str = field(default="", repr=False)
+    message_keys: KeyRing = field(default=KeyRing(()), repr=False)
+    jwt_secret: str = field(default="", repr=False)
+    jwt_audience: str = ""
+    """Empty: tokens are accepted whatever their audience."""
+    development_keys: tuple[str, ...] = ()
+    """Which of the secrets above were made by `instance/`, not given."""
+
+    # Leases
+    lease_s: float = 60
+    heartbeat_s: float = 15
+    lease_grace_s: float = 30
+    """After `lock_until`, before a lease counts as lost."""
+
+    # Passes
+    dispatcher_s: float = 1
+    reaper_s: float = 30
+    redrive_s: float = 10
+    redrive_due_s: float = 5
+    """How long a job has been due before its message is looked for."""
+    claim_ttl_s: float = 60
+    claim_release_s: float = 30
+    cleanup_s: float = 3600
+    dispatch_batch: int = 100
+    handover_delay_s: float = 1
+    """How far ahead a new job's event is due, so that its creator sends first and the dispatcher what was missed."""
+
+    # Workers
+    shutdown_grace_s: float = 25
+    watcher_s: float = 0.5
+    """How often a worker looks for cancel requests and deadlines of its running jobs."""
+    stuck_attempt_s: float = 30
+    """How long an attempt's code may run past its end before the process gives up and exits 75."""
+
+    # Limits
+    body_limit_bytes: int = 1_000_000
+
+    # Retention
+    snapshot_days: int = 30
+
+    log_level: str = "INFO"
+
+    @property
+    def production(self) -> bool:
+        return self.env == "production"
+
+    def seconds(self, name: str) -> timedelta:
+        """The setting `{name}_s` as a duration."""
+        return timedelta(seconds=getattr(self, f"{name}_s"))
+
+    def broker_url(self) -> str:
+        """`redis_url`, or the embedded broker's address that `instance/broker.json` holds.
+
+        `SettingsError` where there is neither. Whether anybody listens there is found out by connecting.
+        """
+        if self.redis_url:
+            return self.redis_url
+        try:
+            return str(json.loads((self.instance_path / "broker.json").read_text())["url"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise SettingsError(
+                "no broker: set AIJOBS_REDIS_URL, or start the embedded one with `aijobs up`"
+            ) from None
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """The settings of `environ` (the process's own). `SettingsError` names the first that is missing or wrong."""
+        return _load(os.environ if environ is None else environ)
+
+
+_NUMBERS = {f.name: f.type for f in fields(Settings) if f.type in ("int", "float")}
+_TEXTS = ("database_url", "redis_url", "bind", "jwt_audience", "log_level")
+
+
+def _load(environ: Mapping[str, str]) -> Settings:
+    given = {k.removeprefix("AIJOBS_").lower(): v for k, v in environ.items() if k.startswith("AIJOBS_") and v != ""}
+    values: dict[str, Any] = {name: given[name] for name in _TEXTS if name in given}
+    for name, kind in _NUMBERS.items():
+        if name in given:
+            values[name] = _number(name, given[name], int if kind == "int" else float)
+    values["env"] = given.get("env", "development")
+    values["env_was_set"] = "env" in given
+    if values["env"] not in ("development", "production"):
+        raise SettingsError(f"AIJOBS_ENV is {values['env']!r}; it is development or production")
+    instance = Path(given["instance_path"]).absolute() if "instance_path" in given else _default_instance_path()
+    values["instance_path"] = instance
+    values.setdefault("database_url", f"sqlite:///{instance / 'aijobs.db'}")
+    values.update(_secrets(given, instance, production=values["env"] == "production"))
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise SettingsError(f"AIJOBS_{name.upper()} is {text!r}; it is a number") from None
+    if not 0 <= value < 1e9:
+        raise SettingsError(f"AIJOBS_{name.upper()} is {text}; it is 0 or more")
+    return value
+
+
+def _secrets(given: Mapping[str, str], instance: Path, *, production: bool) -> dict[str, Any]:
+    names = ("secret_key", "message_keys", "jwt_secret")
+    missing = [name for name in names if name not in given]
+    if missing and production:
+        listed = ", ".join(f"AIJOBS_{name.upper()}" for name in missing)
+        raise SettingsError(f"production refuses to start on development keys: set {listed}")
+    made = _development_secrets(instance) if missing else {}
+    found = {name: given.get(name) or made[name] for name in names}
+    for name in ("secret_key", "jwt_secret"):
+        if len(found[name]) < 32:
+            raise SettingsError(f"AIJOBS_{name.upper()} is too short: use at least 32 characters")
+    return {
+        "secret_key": found["secret_key"],
+        "jwt_secret": found["jwt_secret"],
+        "message_keys": KeyRing.parse(found["message_keys"], "AIJOBS_MESSAGE_KEYS"),
+        "development_keys": tuple(missing),
+    }
+
+
+def _development_secrets(instance: Path) -> dict[str, str]:
+    """The secrets in `instance/development-keys.json`, made at the first call, readable by the owner alone.
+
+    Several processes may start at once: the file is linked into place whole, and whoever comes second reads it.
+    """
+    path = instance / "development-keys.json"
+    if not path.exists():
+        instance.mkdir(parents=True, exist_ok=True)
+        draft = instance / f".keys-{os.getpid()}-{secrets.token_hex(4)}"
+        made = {
+            "secret_key": secrets.token_hex(32),
+            "message_keys": f"d1:{secrets.token_hex(32)}",
+            "jwt_secret": secrets.token_hex(32),
+        }
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(made, file)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            made = {}  # Another process was first; its file is read below.
+        finally:
+            draft.unlink()
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} can't be read ({type(error).__name__}): delete it to have new keys made") from None
+
+
+_LOCAL_HOSTS = frozenset({"", "localhost", "127.0.0.1", "::1"})
+
+
+def _check(s: Settings) -> None:
+    if s.heartbeat_s <= 0 or s.heartbeat_s * 2 > s.lease_s:
+        raise SettingsError(
+            f"AIJOBS_HEARTBEAT_S is {s.heartbeat_s:g}: it is above 0 and at most half of AIJOBS_LEASE_S ({s.lease_s:g})"
+        )
+    if s.production and not s.redis_url:
+        raise SettingsError("production needs a broker: set AIJOBS_REDIS_URL")
+    if s.env_was_set:
+        return
+    for name, url in (("AIJOBS_DATABASE_URL", s.database_url), ("AIJOBS_REDIS_URL", s.redis_url)):
+        host = urlsplit(url).hostname or ""
+        if not url.startswith(("sqlite", "unix")) and host not in _LOCAL_HOSTS:
+            raise SettingsError(f"{name} is on another machine ({host}): set AIJOBS_ENV to production or development")
+    if s.bind not in _LOCAL_HOSTS:
+        raise SettingsError(f"AIJOBS_BIND is {s.bind}, beyond this machine: set AIJOBS_ENV to production or development")
