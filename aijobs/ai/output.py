@@ -10,6 +10,7 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from aijobs.errors import JobError
@@ -26,8 +27,8 @@ _FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n
 class AnswerInvalid(JobError):
     """The answer can't be used; `code` says in which way, `faults` what the next prompt should ask for."""
 
-    def __init__(self, code: str, fault: str) -> None:
-        super().__init__(code, fault, faults=(fault,))
+    def __init__(self, code: str, internal: str, faults: Sequence[str] = ()) -> None:
+        super().__init__(code, internal, faults=tuple(faults) or (internal,))
 
 
 class NotJson(AnswerInvalid):
@@ -42,6 +43,17 @@ class EmptyAnswer(AnswerInvalid):
 
     def __init__(self) -> None:
         super().__init__("PROVIDER_EMPTY_OUTPUT", "the answer was empty")
+
+
+def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
+    """The JSON object of an answer, as `parse_json_answer`, unless the provider says that it was cut off.
+
+    A cut-off answer may parse, with half of its items: VALIDATION_TRUNCATED either way, and the next prompt asks for
+    less instead of for better JSON.
+    """
+    if finish_reason == "length":
+        raise AnswerInvalid("VALIDATION_TRUNCATED", "the answer was cut off: give fewer or shorter items")
+    return parse_json_answer(text)
 
 
 def parse_json_answer(text: str) -> dict[str, Any]:
