@@ -27,8 +27,8 @@ $(INSTALLED): pyproject.toml requirements.lock
 	test -n "$$python" || { echo "aijobs needs Python 3.11 or newer; none was found (or: make PYTHON=…)" >&2; exit 1; }; \
 	echo "Setting up $(VENV) with $$($$python --version)…" >&2; \
 	$$python -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 .PHONY: demo

@@ -235,7 +235,8 @@ class MariaDbServer(Server, Databases):
         command = [
             *(install, "--no-defaults", f"--datadir={self._folder / 'data'}", *self._as_user()),
             *("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"),
-            "--innodb-log-file-size=16M",
+            # `--rpm` leaves alone the rights of the system's PAM plug-in, and asks no resolver for names.
+            *("--innodb-log-file-size=16M", "--rpm"),
         ]
         done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"mariadb-install-db failed:\n{done.stdout}{done.stderr}"

@@ -29,6 +29,14 @@ def _signal_all(groups: set[int], signal_number: int) -> set[int]:
     return alive
 
 
+def _remove(folder: str) -> None:
+    """Remove a folder, again for as long as something that is about to end still writes into it."""
+    deadline = time.monotonic() + GRACE_S
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+
+
 def main() -> None:
     groups: set[int] = set()
     folders: list[str] = []
@@ -47,7 +55,7 @@ def main() -> None:
         groups = _signal_all(groups, 0)
     _signal_all(groups, signal.SIGKILL)
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ set -euo pipefail
 missing=()
 # The -core packages bring the programs without a service: nothing is started by installing them.
 command -v mariadbd >/dev/null && command -v mariadb-install-db >/dev/null || missing+=(mariadb-server-core)
+# my_print_defaults, which mariadb-install-db calls.
+command -v my_print_defaults >/dev/null || missing+=(mariadb-client-core)
 command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
     || missing+=(chromium)
 compgen -G '/usr/share/fonts/*/noto/NotoSansCJK*' >/dev/null || missing+=(fonts-noto-cjk)
