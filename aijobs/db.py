@@ -56,7 +56,12 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=NAMING)
     # `ai_jobs` is named first on MariaDB, so that its tables are created with one character set whatever the server's.
-    __table_args__ = {"mysql_charset": "utf8mb4", "mysql_collate": MARIADB_COLLATION, "mysql_engine": "InnoDB"}
+    # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
+    __table_args__ = {
+        f"{dialect}_{option}": value
+        for dialect in ("mysql", "mariadb")
+        for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
+    }
 
 
 def _is_mysql(dialect: Dialect) -> bool:
@@ -183,6 +188,8 @@ def read_clock(session: Session, clock: Clock) -> datetime:
 # --- engines and units of work -------------------------------------------------------------------------------------
 
 _WRITES = "aijobs_writes"
+WRITING = {_WRITES: True}
+"""Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
 _ATTEMPTS = 5
 
 
