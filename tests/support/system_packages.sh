@@ -3,6 +3,9 @@
 # Debian it only says what is missing: the tests that need it then skip, or fail where CI=true.
 set -euo pipefail
 
+# Where servers are on Debian; not on everybody's PATH.
+PATH=$PATH:/usr/sbin:/sbin
+
 missing=()
 # The -core packages bring the programs without a service: nothing is started by installing them.
 command -v mariadbd >/dev/null && command -v mariadb-install-db >/dev/null || missing+=(mariadb-server-core)
@@ -10,6 +13,9 @@ command -v mariadbd >/dev/null && command -v mariadb-install-db >/dev/null || mi
 command -v my_print_defaults >/dev/null || missing+=(mariadb-client-core)
 command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
     || missing+=(chromium)
+# The Node.js inside Playwright's wheel is linked against it.
+compgen -G '/usr/lib*/*/libatomic.so.1' >/dev/null || compgen -G '/usr/lib*/libatomic.so.1' >/dev/null \
+    || missing+=(libatomic1)
 compgen -G '/usr/share/fonts/*/noto/NotoSansCJK*' >/dev/null || missing+=(fonts-noto-cjk)
 
 if [ ${#missing[@]} -eq 0 ]; then
