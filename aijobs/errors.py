@@ -257,6 +257,10 @@ class IllegalTransition(LifecycleError):
     """The job's state does not allow this change."""
 
 
+class CancelRequested(LifecycleError):
+    """A cancel was asked for: the job goes on in no way but to `cancelled`."""
+
+
 class JobGone(LifecycleError):
     """There is no such job."""
 

@@ -1,0 +1,67 @@
+"""JSON in one spelling (RFC 8785), its hash, and what a JSON value may not hold."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import rfc8785
+
+MAX_INTEGER = 2**53 - 1
+"""Beyond it JSON numbers lose digits between systems (RFC 8785 refuses them)."""
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """`value` as canonical JSON. `ValueError` for what `find_faults` would name."""
+    return rfc8785.dumps(value)
+
+
+def canonical_hash(value: Any) -> str:
+    """SHA-256 over the canonical JSON of the whole `value`, as 64 hex digits."""
+    return hashlib.sha256(canonical_bytes(value)).hexdigest()
+
+
+def find_faults(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(field path, what is wrong) for each part of a JSON value that can't be stored or hashed alike everywhere."""
+    if isinstance(value, str):
+        if fault := text_fault(value):
+            yield path, fault
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if fault := text_fault(key):
+                yield path, f"has a key that {fault}"
+                continue
+            yield from find_faults(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from find_faults(inner, f"{path}[{index}]")
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INTEGER:
+        yield path, f"is beyond ±{MAX_INTEGER}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, "is not a finite number"
+
+
+def text_fault(text: str) -> str | None:
+    """Why a text can't be stored, or None: NUL and lone surrogates are refused, all else is taken."""
+    if "\x00" in text:
+        return "holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    return None
+
+
+def identifier_fault(text: str) -> str | None:
+    """Why a text can't be an identifier that is compared (user id, idempotency key, target id), or None."""
+    if not 1 <= len(text) <= 255:
+        return "has 1–255 characters"
+    if fault := text_fault(text):
+        return fault
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
+        return "holds a control character"
+    if text != text.strip():
+        return "has a space at one end"
+    return None

@@ -1,0 +1,42 @@
+"""Appending to a job's history, in the transaction of the change that it tells of."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock
+from aijobs.jobs.models import AiJob, AiJobEvent
+
+WORKER = "worker"
+REAPER = "reaper"
+DISPATCHER = "dispatcher"
+SYSTEM = "system"
+
+
+def record(
+    session: Session,
+    clock: Clock,
+    job: AiJob,
+    event_type: str,
+    *,
+    seq: int | None = None,
+    actor: str = WORKER,
+    instance: str | None = None,
+    error_code: str | None = None,
+    duration_ms: int | None = None,
+) -> None:
+    """Append one row. `job.event_seq` was raised by the UPDATE that this row tells of, and numbers it."""
+    session.add(
+        AiJobEvent(
+            job_id=job.id,
+            seq=job.event_seq if seq is None else seq,
+            type=event_type,
+            attempt_no=job.attempt_no,
+            actor=actor,
+            instance=instance,
+            error_code=error_code,
+            duration_ms=duration_ms,
+            at=clock.now(),
+        )
+    )
+    session.flush()

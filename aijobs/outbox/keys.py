@@ -1,0 +1,36 @@
+"""Dedupe keys: one per event that may exist, spelled so that no two different things meet."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+MAX_LENGTH = 700
+
+
+class KeyedJob(Protocol):
+    """What a job's dedupe keys are made of."""
+
+    id: str
+    job_type: str
+    user_id: str
+    idempotency_key: str | None
+
+
+def _escaped(part: str) -> str:
+    return part.replace("%", "%25").replace(":", "%3A")
+
+
+def enqueue_key(job: KeyedJob, attempt: int) -> str:
+    """`{jobType}:{userId}:{k=idempotencyKey or j=jobId}:{attempt}`, each part escaped.
+
+    `attempt` is the number that the event asks for. A key of over 700 characters is `sha256:` and its digest.
+    """
+    name = f"j={job.id}" if job.idempotency_key is None else f"k={job.idempotency_key}"
+    key = ":".join((_escaped(job.job_type), _escaped(job.user_id), _escaped(name), str(attempt)))
+    return key if len(key) <= MAX_LENGTH else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def end_key(event_type: str, job_id: str) -> str:
+    """`{eventType}:{jobId}`: a job ends once."""
+    return f"{event_type}:{job_id}"

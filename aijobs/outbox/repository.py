@@ -1,0 +1,252 @@
+"""Rows of the outbox: written in the transaction of what they speak of, claimed and marked by compare-and-set."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock, savepoint
+from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.outbox.keys import end_key, enqueue_key
+from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
+from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, digest, microseconds
+from aijobs.settings import KeyRing
+
+MAX_ATTEMPTS = 3
+"""Claims that an event may use up; a broker that can't be reached uses none."""
+RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
+"""The wait after the first and the second failure."""
+
+
+def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
+    """The broker message of an enqueue event: the same bytes each time, whoever sends it."""
+    return OutgoingMessage(
+        event_id=event.id,
+        queue_name=job.queue_name,
+        priority=job.priority,
+        message_version=event.message_version,
+        message_key_id=event.message_key_id,
+        message=JobMessage(job.id, job.job_type, digest(event.dedupe_key), microseconds(job.created_at)),
+    )
+
+
+class OutboxRepository:
+    """Every statement on `outbox_events`. Each method joins the session it is given."""
+
+    def __init__(self, clock: Clock, message_keys: KeyRing) -> None:
+        self._clock = clock
+        self._key_id = message_keys.current[0]
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def create_in_transaction(
+        self,
+        session: Session,
+        *,
+        event_type: str,
+        aggregate_id: str,
+        dedupe_key: str,
+        payload: Mapping[str, Any],
+        available_at: datetime | ColumnElement[datetime] | None = None,
+        queue_name: str | None = None,
+        published: bool = False,
+    ) -> OutboxEvent:
+        """Add an event; one whose dedupe key is there already is returned instead, and the transaction goes on."""
+        event = OutboxEvent(
+            event_type=event_type,
+            aggregate_type=AGGREGATE,
+            aggregate_id=aggregate_id,
+            dedupe_key=dedupe_key,
+            payload=dict(payload),
+            queue_name=queue_name,
+            status=PUBLISHED if published else PENDING,
+            published_at=self._clock.now() if published else None,
+            available_at=self._clock.now() if available_at is None else available_at,
+            message_version=MESSAGE_VERSION,
+            message_key_id=self._key_id,
+            created_at=self._clock.now(),
+        )
+        try:
+            with savepoint(session):
+                session.add(event)
+        except IntegrityError:
+            return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
+        return event
+
+    def add_enqueue(
+        self, session: Session, job: AiJob, available_at: datetime | ColumnElement[datetime] | None = None
+    ) -> OutboxEvent:
+        """Ask for the job's next attempt, at `available_at` (now)."""
+        return self.create_in_transaction(
+            session,
+            event_type=ENQUEUE,
+            aggregate_id=job.id,
+            dedupe_key=enqueue_key(job, job.attempt_no + 1),
+            payload={
+                "jobId": job.id,
+                "jobType": job.job_type,
+                "queueName": job.queue_name,
+                "priority": job.priority,
+            },
+            queue_name=job.queue_name,
+            available_at=available_at,
+        )
+
+    def add_end(self, session: Session, job: AiJob) -> OutboxEvent:
+        """Tell that the job ended; born published, as nobody subscribes yet."""
+        event_type = END_EVENTS[job.lifecycle_status]
+        return self.create_in_transaction(
+            session,
+            event_type=event_type,
+            aggregate_id=job.id,
+            dedupe_key=end_key(event_type, job.id),
+            payload={"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status},
+            published=True,
+        )
+
+    def settle_enqueue(self, session: Session, job: AiJob, attempt: int) -> None:
+        """Mark the event that asks for `attempt` published: the attempt began, or nobody waits for it any more."""
+        session.execute(
+            update(OutboxEvent)
+            .where(OutboxEvent.dedupe_key == enqueue_key(job, attempt), OutboxEvent.status.in_((PENDING, PROCESSING)))
+            .values(status=PUBLISHED, published_at=self._clock.now(), locked_by=None, locked_at=None)
+            .execution_options(synchronize_session=False)
+        )
+
+    # --- claiming ----------------------------------------------------------------------------------------------
+
+    def find_dispatchable(self, session: Session, limit: int, *, tried: bool) -> list[str]:
+        """Ids of due pending events, oldest first; `tried` ones have used up an attempt, the others none.
+
+        Chosen by state alone and never by the last id seen, as transactions commit out of order. Enqueue events of
+        a paused queue stay where they are.
+        """
+        paused = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
+        found = session.execute(
+            select(OutboxEvent.id)
+            .where(
+                OutboxEvent.status == PENDING,
+                OutboxEvent.available_at <= self._clock.now(),
+                OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0,
+                or_(OutboxEvent.queue_name.is_(None), ~paused),
+            )
+            .order_by(OutboxEvent.available_at, OutboxEvent.id)
+            .limit(limit)
+        )
+        return list(found.scalars())
+
+    def claim(self, session: Session, event_ids: Collection[str], holder: str) -> list[OutboxEvent]:
+        """Take those of the events that are still pending, under a `holder` that is used for this claim alone.
+
+        A claim counts as an attempt, so that an event that kills its dispatcher doesn't do so for ever.
+        """
+        # Locked first, passing over what another dispatcher is just claiming: no waiting, no deadlock. SQLite has
+        # one writer and ignores it.
+        free = session.execute(
+            select(OutboxEvent.id)
+            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PENDING)
+            .order_by(OutboxEvent.id)
+            .with_for_update(skip_locked=True)
+        ).scalars()
+        session.execute(
+            update(OutboxEvent)
+            .where(OutboxEvent.id.in_(list(free)), OutboxEvent.status == PENDING)
+            .values(
+                status=PROCESSING,
+                locked_by=holder,
+                locked_at=self._clock.now(),
+                attempt_count=OutboxEvent.attempt_count + 1,
+            )
+            .execution_options(synchronize_session=False)
+        )
+        claimed = session.execute(
+            select(OutboxEvent)
+            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .order_by(OutboxEvent.available_at, OutboxEvent.id)
+        )
+        return list(claimed.scalars())
+
+    def jobs_of(self, session: Session, events: Sequence[OutboxEvent]) -> dict[str, AiJob]:
+        """The jobs that these events speak of, by id."""
+        ids = {event.aggregate_id for event in events}
+        return {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
+
+    def find_expired_claims(self, session: Session, ttl: timedelta, limit: int, after: str = "") -> list[OutboxEvent]:
+        """Claims older than `ttl`, in order of id, from behind `after`."""
+        found = session.execute(
+            select(OutboxEvent)
+            .where(
+                OutboxEvent.status == PROCESSING,
+                OutboxEvent.locked_at <= self._clock.now(-ttl),
+                OutboxEvent.id > after,
+            )
+            .order_by(OutboxEvent.id)
+            .limit(limit)
+        )
+        return list(found.scalars())
+
+    # --- marking: each names the claim it belongs to, so that a late dispatcher changes nothing -----------------
+
+    def mark_published(
+        self, session: Session, event_ids: Collection[str], holder: str, *, sent: bool, last_error: str | None = None
+    ) -> int:
+        """Mark claimed events published; the number that were still held. `sent`: they went to the broker."""
+        values: dict[str, Any] = {"status": PUBLISHED, "published_at": self._clock.now(), "last_error": last_error}
+        if sent:
+            values["last_sent_at"] = self._clock.now()
+        return self._mark(session, event_ids, holder, values)
+
+    def mark_failed(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
+        """Put a claimed event that failed back for later; only where it has attempts left."""
+        wait = RETRY_AFTER[min(event.attempt_count, len(RETRY_AFTER)) - 1]
+        values = {"status": PENDING, "available_at": self._clock.now(wait), "last_error": error[:300]}
+        return self._mark(session, [event.id], holder, values)
+
+    def mark_dead(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
+        """End a claimed event whose attempts are used up."""
+        return self._mark(session, [event.id], holder, {"status": DEAD, "last_error": error[:300]})
+
+    def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
+        """Put claimed events back at once; not `counted`: the attempt is given back too."""
+        values: dict[str, Any] = {"status": PENDING}
+        if not counted:
+            values["attempt_count"] = OutboxEvent.attempt_count - 1
+        return self._mark(session, event_ids, holder, values)
+
+    def _mark(self, session: Session, event_ids: Collection[str], holder: str, values: dict[str, Any]) -> int:
+        changed = session.execute(
+            update(OutboxEvent)
+            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .values(locked_by=None, locked_at=None, **values)
+            .execution_options(synchronize_session=False)
+        )
+        return int(changed.rowcount)
+
+    def count_redrive(self, session: Session, event: OutboxEvent) -> bool:
+        """Note that a published event is sent again; False where another did so since it was read."""
+        changed = session.execute(
+            update(OutboxEvent)
+            .where(
+                OutboxEvent.id == event.id,
+                OutboxEvent.status == PUBLISHED,
+                OutboxEvent.redrives == event.redrives,
+            )
+            .values(redrives=OutboxEvent.redrives + 1, last_sent_at=self._clock.now())
+            .execution_options(synchronize_session=False)
+        )
+        return changed.rowcount == 1
+
+    def requeue_dead(self, session: Session, event_id: str) -> bool:
+        """Make a dead event pending again with no attempt used; False where it isn't dead."""
+        changed = session.execute(
+            update(OutboxEvent)
+            .where(OutboxEvent.id == event_id, OutboxEvent.status == DEAD)
+            .values(status=PENDING, attempt_count=0, available_at=self._clock.now(), locked_by=None, locked_at=None)
+            .execution_options(synchronize_session=False)
+        )
+        return changed.rowcount == 1
