@@ -67,17 +67,20 @@ class PromptTemplates:
         }
         return sorted(found, key=lambda version: int(version[1:]))
 
-    def require(self, job_type: str, version: str) -> None:
-        """Raise `UnknownPrompt` unless both files are there, compile, and use no unknown variable.
+    def exists(self, job_type: str, version: str) -> bool:
+        """Whether this version is there, whole. Raises `UnknownPrompt` where it is there and broken.
 
-        Called when a definition is registered, so that a broken template stops a start and never a job.
+        Asked when a definition is registered, so that a template that doesn't compile, or uses a variable that
+        nobody gives it, stops a start and never a job.
         """
+        if version not in self.versions(job_type):
+            return False
         for part in _PARTS:
-            name = f"{job_type}/{version}/{part}.md.j2"
-            self._template(job_type, version, part)
+            name = _name(job_type, version, part)
             unknown = self._undeclared(name) - VARIABLES
             if unknown:
-                raise UnknownPrompt(f"{job_type}: prompt {name} uses unknown {', '.join(sorted(unknown))}")
+                raise UnknownPrompt(f"prompt {name} uses unknown {', '.join(sorted(unknown))}")
+        return True
 
     def render(self, job_type: str, version: str, variables: Mapping[str, Any]) -> Prompt:
         """The prompt of a job type and version.
@@ -95,13 +98,12 @@ class PromptTemplates:
 
     def _template(self, job_type: str, version: str, part: str) -> Template:
         if version not in self.versions(job_type):
-            known = ", ".join(self.versions(job_type)) or "none"
-            raise UnknownPrompt(f"{job_type}: there is no prompt {version} (known: {known})")
-        name = f"{job_type}/{version}/{part}.md.j2"
+            raise UnknownPrompt(f"there is no prompt {job_type}/{version}")
+        name = _name(job_type, version, part)
         try:
             return self._environment.get_template(name)
         except TemplateError as error:
-            raise UnknownPrompt(f"{job_type}: prompt {name} does not compile: {type(error).__name__}") from error
+            raise UnknownPrompt(f"prompt {name} does not compile: {type(error).__name__}") from error
 
     def _undeclared(self, name: str) -> set[str]:
         """Variables that a template and what it includes read but don't set."""
@@ -128,6 +130,10 @@ class PromptTemplates:
             # Only the class: a template error may quote what the learner wrote.
             raise JobError("INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}") from None
         return "".join(pieces).strip()
+
+
+def _name(job_type: str, version: str, part: str) -> str:
+    return f"{job_type}/{version}/{part}.md.j2"
 
 
 def fence_for(values: Any) -> str:

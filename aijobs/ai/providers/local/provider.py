@@ -1,0 +1,65 @@
+"""`local-extractive-v1`: answers like a model would, with JSON text, and says nothing that is not in the notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest
+from aijobs.ai.providers.local.chinese import ChineseRules
+from aijobs.ai.providers.local.flashcards import make_flashcards
+from aijobs.ai.providers.local.reader import NotesReader
+from aijobs.errors import JobError
+
+NAME = "local"
+MODEL = "local-extractive-v1"
+
+Maker = Callable[[NotesReader, Mapping[str, Any], CancellationToken], dict[str, Any]]
+"""From a reader of notes and a job's input to the answer's JSON object."""
+
+MAKERS: Mapping[str, Maker] = {"flashcard_generation": make_flashcards}
+
+
+class LocalProvider:
+    """The provider `local`. `cache_dir` keeps the Chinese dictionary, read from the package once and then from there.
+
+    The dictionary takes about a second to load: it is loaded by the first Chinese text, never when this is made.
+    """
+
+    name = NAME
+
+    def __init__(self, cache_dir: Path, makers: Mapping[str, Maker] = MAKERS) -> None:
+        self._makers = makers
+        self._reader = NotesReader(ChineseRules(cache_dir))
+
+    def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
+        """The answer to `request`, from its `input` alone; the same for the same input.
+
+        Raises `JobError`: INTERNAL_CONFIG for a job type that has no rules here, VALIDATION_NOTHING_TO_EXTRACT where
+        they find nothing; and what the token raises, between one segment and the next.
+        """
+        maker = self._makers.get(request.job_type)
+        if maker is None:
+            raise JobError("INTERNAL_CONFIG", f"the local provider has no rules for {request.job_type}")
+        token.raise_if_cancelled()
+        text = json.dumps(maker(self._reader, request.input, token), ensure_ascii=False, allow_nan=False)
+        return GenerateAnswer(
+            text=text,
+            provider=NAME,
+            model=MODEL,
+            prompt_tokens=estimate_tokens(request.prompt.system) + estimate_tokens(request.prompt.user),
+            completion_tokens=estimate_tokens(text),
+            cached_tokens=0,
+            estimated=True,
+            finish_reason="stop",
+        )
+
+
+def estimate_tokens(text: str) -> int:
+    """About how many tokens a model would count: four Latin characters to one, and ten ideographs to six."""
+    ideographs = sum(1 for character in text if character >= "\u2e80")
+    if not text:
+        return 0
+    return max(1, (len(text) - ideographs) // 4 + ideographs * 6 // 10)
