@@ -45,7 +45,7 @@ test: $(INSTALLED) system-packages ## all tests but the long ones
 
 .PHONY: test-long
 test-long: $(INSTALLED) system-packages ## the long tests: chaos, replays, fuzzing
-	@exec $(BIN)/pytest -q -n $(TEST_WORKERS) --dist worksteal -m long
+	@exec $(BIN)/pytest -q -n $(TEST_WORKERS) --dist worksteal -m long --timeout 1800
 
 .PHONY: check
 check: lint ## lint, types, tests

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
@@ -17,7 +18,11 @@ from tests.support.chromium import ARGUMENTS, find_chromium
 from tests.support.databases import Databases, MariaDbServer, PostgresServer, Prepare, SqliteDatabases
 from tests.support.polling import poll
 from tests.support.processes import Processes, Run
-from tests.support.servers import Server, ServerMissing, ValkeyServer
+from tests.support.servers import Server, ServerMissing, ValkeyServer, skip_or_fail
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("aijobs", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("aijobs")
 
 DATABASE_KINDS = [
     "sqlite",
@@ -44,17 +49,11 @@ def run() -> Iterator[Run]:
             this_run.close()
 
 
-def _missing(reason: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{reason} (CI=true: every part must be there)", pytrace=False)
-    pytest.skip(reason)
-
-
 def _running(build: Callable[[], Server]) -> Iterator[Any]:
     try:
         server = build()
     except ServerMissing as missing:
-        _missing(str(missing))
+        skip_or_fail(missing)
     else:
         server.start()
         yield server
@@ -205,7 +204,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
     try:
         path = find_chromium(playwright)
     except ServerMissing as missing:
-        _missing(str(missing))
+        skip_or_fail(missing)
     else:
         started = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield started

@@ -9,7 +9,7 @@ import redis
 import sqlalchemy as sa
 
 from tests.support.databases import Databases, MariaDbServer, PostgresServer
-from tests.support.servers import ValkeyServer
+from tests.support.servers import ServerMissing, ValkeyServer, skip_or_fail
 
 
 def fill_with_parent_and_child(url: str) -> None:
@@ -34,6 +34,16 @@ def rows(url: str, query: str) -> list[tuple]:
         found = [tuple(row) for row in connection.execute(sa.text(query))]
     engine.dispose()
     return found
+
+
+def test_missing_server_skips_at_home_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ServerMissing("no MariaDB: mariadbd is missing")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="mariadbd is missing"):
+        skip_or_fail(missing)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="every part must be there"):
+        skip_or_fail(missing)
 
 
 def test_broker_is_empty_for_each_test(redis_url: str) -> None:
