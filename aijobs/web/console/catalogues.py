@@ -1,0 +1,97 @@
+"""`python -m aijobs.web.console.catalogues`: read all texts from code and templates into both catalogues.
+
+English texts are their own translation, so that catalogue fills itself; what the Chinese one lacks is listed, and the
+exit code is 1 until somebody has written it. The compiled catalogues are written beside their sources.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from babel.messages.catalog import Catalog
+from babel.messages.extract import DEFAULT_KEYWORDS, extract_from_dir
+from babel.messages.frontend import parse_mapping_cfg
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+
+from aijobs.settings import CHECKOUT, PACKAGE
+
+LANGUAGES = ("en", "zh")
+KEYWORDS = {**DEFAULT_KEYWORDS, "_l": None, "_lp": ((1, "c"), 2), "lazy_gettext": None}
+
+
+def po_path(language: str) -> Path:
+    """The source of a language's catalogue."""
+    return PACKAGE / "translations" / language / "LC_MESSAGES" / "messages.po"
+
+
+def extract(root: Path = CHECKOUT) -> Catalog:
+    """Every text that code and templates ask to have translated."""
+    with open(root / "babel.cfg", encoding="utf-8") as file:
+        methods, options = parse_mapping_cfg(file)
+    catalog = Catalog(project="aijobs", charset="utf-8", fuzzy=False)
+    found = extract_from_dir(
+        str(root), methods, options, keywords=KEYWORDS, directory_filter=lambda path: not _is_foreign(Path(path))
+    )
+    for filename, line, message, _comments, context in found:
+        catalog.add(message, locations=[(filename, line)], context=context)
+    return catalog
+
+
+def read(language: str) -> Catalog:
+    """The catalogue as it stands on disk; an empty one where there is none."""
+    path = po_path(language)
+    if not path.exists():
+        return Catalog(locale=language, project="aijobs", charset="utf-8", fuzzy=False)
+    with open(path, "rb") as file:
+        return read_po(file, locale=language)
+
+
+def untranslated(catalog: Catalog) -> list[str]:
+    """The texts of `catalog` that have no translation, or one that nobody has checked."""
+    return [
+        str(message.id)
+        for message in catalog
+        if message.id and (message.fuzzy or not all(_strings(message.string)))
+    ]
+
+
+def update(language: str, texts: Catalog) -> Catalog:
+    """Bring a language's catalogue up to `texts` and write both of its files."""
+    catalog = read(language)
+    catalog.update(texts, no_fuzzy_matching=True)
+    catalog.obsolete.clear()
+    if language == "en":
+        for message in catalog:
+            if message.id:
+                message.string = message.id
+    path = po_path(language)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        write_po(file, catalog, width=110, sort_output=True, include_lineno=False, omit_header=False)
+    with open(path.with_suffix(".mo"), "wb") as file:
+        write_mo(file, catalog)
+    return catalog
+
+
+def _strings(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _is_foreign(path: Path) -> bool:
+    return path.name.startswith((".", "_")) or path.name in ("tests", "bench", "migrations", "instance", "docs")
+
+
+def main() -> int:
+    """Update all catalogues; 1 where a translation is missing."""
+    texts = extract()
+    lacking = {language: untranslated(update(language, texts)) for language in LANGUAGES}
+    for language, messages in lacking.items():
+        for message in messages:
+            sys.stderr.write(f"{language}: {message}\n")
+    return 1 if any(lacking.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Why a job failed, and why one waits: what happened and what an operator can do, for each code and each wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flask_babel import lazy_gettext as _l
+
+
+class Explanation(NamedTuple):
+    """What happened, and what to do about it."""
+
+    what: Any
+    advice: Any
+
+
+_PROVIDER_BUSY = _l("Retry when the provider is healthy again; look at other jobs with this code first.")
+_ODD_ANSWER = _l("Retry once. If many jobs end like this, the prompt or the model needs a look.")
+_TELL_USER = _l("Only the user can mend this; a retry before that fails again.")
+_OUR_FAULT = _l("Look at the internal message and the worker's log for this job id, mend the cause, then retry.")
+
+FAILURES: Mapping[str, Explanation] = {
+    "CANCELLED": Explanation(_l("The job was cancelled."), _l("Nothing to do. It can be retried if it was a mistake.")),
+    "TIMEOUT": Explanation(
+        _l("The attempt passed its deadline and was stopped."),
+        _l("Retry. If it keeps happening, the input is too large for the time limit, or the provider is slow."),
+    ),
+    "PROVIDER_RATE_LIMITED": Explanation(_l("The provider refused because of too many requests."), _PROVIDER_BUSY),
+    "PROVIDER_UNAVAILABLE": Explanation(_l("The provider answered with a server error."), _PROVIDER_BUSY),
+    "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _PROVIDER_BUSY),
+    "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer broke off half-way."), _PROVIDER_BUSY),
+    "PROVIDER_CONNECTION_LOST": Explanation(
+        _l("The connection to the provider was lost; whether the call was billed is unknown."), _PROVIDER_BUSY
+    ),
+    "PROVIDER_EMPTY_OUTPUT": Explanation(_l("The provider's answer was empty."), _ODD_ANSWER),
+    "PROVIDER_ACCOUNT_EXHAUSTED": Explanation(
+        _l("The platform's account with the provider has no balance left."),
+        _l("Top up the account, then retry. Every job on the platform key fails until then."),
+    ),
+    "VALIDATION_OUTPUT_NOT_JSON": Explanation(_l("The answer was not JSON."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_SCHEMA": Explanation(_l("The answer did not have the agreed form."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_SEMANTICS": Explanation(
+        _l("The answer had the right form, but failed the job type's own checks."), _ODD_ANSWER
+    ),
+    "VALIDATION_OUTPUT_TOO_LARGE": Explanation(_l("The answer was larger than allowed."), _ODD_ANSWER),
+    "VALIDATION_TRUNCATED": Explanation(_l("The answer was cut off at the model's length limit."), _ODD_ANSWER),
+    "VALIDATION_INPUT_TOO_LARGE": Explanation(
+        _l("The input does not fit the model."), _l("The user has to send a shorter part; a retry fails again.")
+    ),
+    "VALIDATION_NOTHING_TO_EXTRACT": Explanation(
+        _l("The input holds nothing that could be worked on."),
+        _l("The user has to send other material; a retry fails again."),
+    ),
+    "CONTENT_SAFETY_BLOCKED": Explanation(
+        _l("The content safety check refused the input or the answer."), _l("A retry is refused again.")
+    ),
+    "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
+    "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
+    "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(_l("The account of the user's key has no balance left."), _TELL_USER),
+    "INTERNAL_ERROR": Explanation(_l("Our own code failed."), _OUR_FAULT),
+    "INTERNAL_PROJECTION": Explanation(
+        _l("The answer was saved, but turning it into business rows failed."),
+        _l("Mend the cause, then retry: the saved answer is used again and no provider is asked."),
+    ),
+    "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _OUR_FAULT),
+    "INTERNAL_CONFIG": Explanation(
+        _l("A setting that this job needs is missing or wrong."), _l("Mend the setting, restart the workers, then retry.")
+    ),
+    "INTERNAL_SNAPSHOT_MISSING": Explanation(
+        _l("The frozen input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
+    ),
+    "INTERNAL_WORKER_LOST": Explanation(
+        _l("Too many workers were lost while they ran this job."),
+        _l("Look for workers that were killed (memory, deploys) at the times below, then retry."),
+    ),
+    "INTERNAL_NOT_DISPATCHED": Explanation(
+        _l("The job's message could not be handed to the broker."),
+        _l("Look at the outbox event's last error, mend the cause, then retry."),
+    ),
+    "INTERNAL_UNKNOWN_JOB_TYPE": Explanation(
+        _l("No worker knows this type of job."), _l("Deploy workers that know the type; this job cannot be retried.")
+    ),
+}
+
+_BY_PREFIX = (
+    ("PROVIDER_", Explanation(_l("The provider failed."), _PROVIDER_BUSY)),
+    ("VALIDATION_", Explanation(_l("The answer could not be used."), _ODD_ANSWER)),
+    ("CONTENT_SAFETY_", FAILURES["CONTENT_SAFETY_BLOCKED"]),
+    ("CREDENTIAL_", Explanation(_l("The user's own key could not be used."), _TELL_USER)),
+)
+
+
+def explain_failure(code: str | None) -> Explanation:
+    """The explanation of an error code; for one that is not ours its prefix's, else that of INTERNAL_ERROR."""
+    if code in FAILURES:
+        return FAILURES[code]
+    for prefix, explanation in _BY_PREFIX:
+        if code and code.startswith(prefix):
+            return explanation
+    return FAILURES["INTERNAL_ERROR"]
+
+
+WAITS: Mapping[str, Explanation] = {
+    "paused": Explanation(
+        _l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")
+    ),
+    "not_due": Explanation(
+        _l("The job waits for its next attempt."), _l("Nothing to do; it is sent again at the time shown.")
+    ),
+    "not_sent": Explanation(
+        _l("The job is saved, but its message has not reached the broker yet."),
+        _l("Usually a matter of seconds. If it lasts, check that the broker and the maintenance worker run."),
+    ),
+    "no_worker": Explanation(
+        _l("No live worker serves this queue."), _l("Start a worker for the queue; nothing is lost meanwhile.")
+    ),
+    "in_line": Explanation(
+        _l("The message is in the broker; a worker takes it when one is free."), _l("Nothing to do.")
+    ),
+    "running": Explanation(_l("A worker is on it."), _l("Nothing to do.")),
+    "lease_expired": Explanation(
+        _l("The worker's lease has run out, so it is probably gone."),
+        _l("The reaper frees the job within a minute and another worker takes over."),
+    ),
+    "cancelling": Explanation(
+        _l("A cancel was requested and the worker is stopping."), _l("Usually a matter of a second.")
+    ),
+}
+"""Why a job that is not final is where it is."""

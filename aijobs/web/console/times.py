@@ -1,0 +1,61 @@
+"""Times and durations as a person reads them, in the present language. The script writes ages in the same words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from babel.dates import format_timedelta
+from flask_babel import get_locale, gettext
+
+from aijobs.clock import iso as iso
+from aijobs.clock import utc_now
+
+_UNITS = (31_536_000, 2_592_000, 86_400, 3600, 60, 1)
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """How long ago `at` was, or how far ahead it is, in its largest whole unit: `3m ago`, `3分钟前`."""
+    seconds = (at - (now or utc_now())).total_seconds()
+    size = next((unit for unit in _UNITS if abs(seconds) >= unit), 1)
+    whole = int(abs(seconds) // size) * size
+    locale = get_locale()
+    # Less than a second ahead is a clock that differs, not the future.
+    ahead = seconds >= 1
+    return format_timedelta(
+        timedelta(seconds=whole if ahead else -whole),
+        threshold=1,
+        add_direction=True,
+        format="narrow",
+        locale=locale,
+    )
+
+
+def exact(at: datetime) -> str:
+    """`2026-01-31 08:00:00.123 UTC`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+
+
+def duration(value: timedelta | float | None) -> str:
+    """A length of time (a timedelta, or seconds) with two figures that matter: `850 ms`, `4.2 s`, `3 min 20 s`."""
+    if value is None:
+        return "–"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    seconds = max(seconds, 0.0)
+    if seconds < 1:
+        return gettext("%(n)s ms", n=round(seconds * 1000))
+    if seconds < 10:
+        return gettext("%(n)s s", n=f"{seconds:.1f}")
+    if seconds < 60:
+        return gettext("%(n)s s", n=int(seconds))
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return gettext("%(m)s min %(s)s s", m=minutes, s=rest)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return gettext("%(h)s h %(m)s min", h=hours, m=minutes)
+    return gettext("%(d)s d %(h)s h", d=hours // 24, h=hours % 24)
+
+
+def milliseconds(value: int | None) -> str:
+    """`duration` of a number of milliseconds."""
+    return duration(None if value is None else value / 1000)

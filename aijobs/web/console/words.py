@@ -1,0 +1,117 @@
+"""The words for what is stored in code: states, roles, events. A value without a word is shown as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flask_babel import lazy_gettext as _l
+from flask_babel import lazy_pgettext as _lp
+
+from aijobs.definitions.registry import JobDefinitionRegistry
+
+WORDS: Mapping[str, Any] = {
+    # phases and states of a job
+    "created": _l("Created"),
+    "queued": _l("Queued"),
+    "running": _l("Running"),
+    "retrying": _l("Retrying"),
+    "cancel_requested": _l("Cancel requested"),
+    "succeeded": _l("Succeeded"),
+    "failed": _l("Failed"),
+    "cancelled": _l("Cancelled"),
+    # outbox
+    "pending": _l("Pending"),
+    "processing": _l("Sending"),
+    "published": _l("Published"),
+    "dead": _l("Dead"),
+    "ai.job.enqueue": _l("Enqueue"),
+    "ai.job.completed": _l("Job succeeded"),
+    "ai.job.failed": _l("Job failed"),
+    "ai.job.cancelled": _l("Job cancelled"),
+    # workers and queues
+    "live": _lp("worker", "Live"),
+    "late": _l("Late"),
+    "lost": _l("Lost"),
+    "paused": _l("Paused"),
+    # provider calls
+    "started": _l("Under way"),
+    "done": _l("Answered"),
+    "yes": _l("Yes"),
+    "no": _l("No"),
+    "unknown": _l("Unknown"),
+    "platform_key": _l("Platform key"),
+    "user_deepseek_key": _l("User's DeepSeek key"),
+    # who started a job
+    "user": _l("User"),
+    "admin": _l("Operator"),
+    "system": _l("System"),
+    # roles and environments
+    "VIEWER": _l("Viewer"),
+    "OPERATOR": _l("Operator"),
+    "SUPER_ADMIN": _l("Super admin"),
+    "development": _l("Development"),
+    "production": _l("Production"),
+}
+
+EVENT_WORDS: Mapping[str, Any] = {
+    "created": _l("Created"),
+    "locked": _l("Taken by a worker"),
+    "provider_called": _l("Provider answered"),
+    "output_saved": _l("Answer saved"),
+    "retry_scheduled": _l("Failed attempt, to be tried again"),
+    "released": _l("Given back by its worker"),
+    "lease_lost": _l("Worker lost"),
+    "cancel_requested": _l("Cancel requested"),
+    "succeeded": _l("Succeeded"),
+    "failed": _l("Failed"),
+    "cancelled": _l("Cancelled"),
+}
+"""What each type of history row tells."""
+
+TONES: Mapping[str, str] = {
+    "running": "run",
+    "processing": "run",
+    "started": "run",
+    "locked": "run",
+    "provider_called": "run",
+    "output_saved": "ok",
+    "succeeded": "ok",
+    "published": "ok",
+    "live": "ok",
+    "done": "ok",
+    "retrying": "warn",
+    "cancel_requested": "warn",
+    "retry_scheduled": "warn",
+    "late": "warn",
+    "paused": "warn",
+    "released": "warn",
+    "failed": "bad",
+    "dead": "bad",
+    "lost": "bad",
+    "lease_lost": "bad",
+}
+"""Five tones for all states: idle (none said), run, ok, warn, bad."""
+
+
+def word(name: str) -> str:
+    """The word for `name` in the present language, else `name`."""
+    return str(WORDS.get(name, name))
+
+
+def event_word(name: str) -> str:
+    """The words for a history row's type in the present language, else the type."""
+    return str(EVENT_WORDS.get(name, name))
+
+
+def tone(name: str) -> str:
+    """The tone of a state: idle, run, ok, warn or bad."""
+    return TONES.get(name, "idle")
+
+
+def job_type_label(registry: JobDefinitionRegistry, job_type: str, language: str) -> str:
+    """The definition's label in `language`; for a type nobody registered its name."""
+    definition = registry.find(job_type)
+    if definition is None:
+        return job_type
+    return definition.metadata.labels.get(language, definition.metadata.label)
