@@ -61,6 +61,11 @@ class InstanceId:
         host, boot, namespace, pid, started, nonce = parts
         return cls(host, boot, namespace, int(pid), started, nonce)
 
+    @property
+    def host_prefix(self) -> str:
+        """How the ids of all processes of this host begin."""
+        return self.host + _SEPARATOR
+
     def is_dead_beside(self, observer: InstanceId) -> bool:
         """Whether `observer` can see that this process is gone.
 

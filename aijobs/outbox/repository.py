@@ -171,6 +171,11 @@ class OutboxRepository:
         )
         return list(claimed.scalars())
 
+    def enqueue_event(self, session: Session, job: AiJob) -> OutboxEvent | None:
+        """The event that asks for the job's next attempt, or None where there is none."""
+        key = enqueue_key(job, job.attempt_no + 1)
+        return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar()
+
     def jobs_of(self, session: Session, events: Sequence[OutboxEvent]) -> dict[str, AiJob]:
         """The jobs that these events speak of, by id."""
         ids = {event.aggregate_id for event in events}

@@ -1,0 +1,136 @@
+"""What is asked for when a job is created: its shape, its checks, and the hash that tells two requests apart."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from aijobs.canonical import canonical_bytes, find_faults, identifier_fault
+from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
+from aijobs.errors import InputInvalid
+from aijobs.settings import KeyRing
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Values that replace a definition's defaults, each checked like the default that it replaces."""
+
+    priority: int | None = None
+    credential_mode: str | None = None
+    credential_id: str | None = None
+    prompt_version: str | None = None
+    output_schema_version: str | None = None
+
+
+@dataclass(frozen=True)
+class CreateJobInput:
+    """A request for a job, as a business service makes it."""
+
+    user_id: str
+    job_type: str
+    target_type: str
+    target_id: str
+    input: Mapping[str, Any] = field(repr=False)
+    idempotency_key: str | None = None
+    overrides: Overrides = Overrides()
+
+
+def check_request(request: CreateJobInput) -> None:
+    """`InputInvalid` naming each identifier that can't be one, and each part of the input that can't be stored."""
+    named = {"userId": request.user_id, "targetType": request.target_type, "targetId": request.target_id}
+    if request.idempotency_key is not None:
+        named["Idempotency-Key"] = request.idempotency_key
+    faults = [(name, fault) for name, value in named.items() if (fault := identifier_fault(value))]
+    if len(request.target_type) > 64:
+        faults.append(("targetType", "has 1–64 characters"))
+    faults += find_faults(request.input)
+    if faults:
+        raise InputInvalid(faults)
+
+
+def validated_input(definition: JobDefinition, received: Mapping[str, Any]) -> dict[str, Any]:
+    """The input after its schema; `InputInvalid` naming each field that is wrong."""
+    try:
+        model = definition.input.schema.model_validate(dict(received))
+    except ValidationError as error:
+        raise InputInvalid([(_path(e["loc"]), e["msg"]) for e in error.errors(include_input=False)]) from None
+    return model.model_dump(mode="json", by_alias=True)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path or "(body)"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a new job runs under: the definition's defaults, with the request's overrides."""
+
+    priority: int
+    credential_mode: str
+    credential_id: str | None
+    prompt_version: str | None
+    output_schema_version: str
+
+
+def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: Any) -> Terms:
+    """The terms for a request; `InputInvalid` naming each override that the definition doesn't allow.
+
+    `known_prompt(name, version)` says whether a prompt exists. Whether a credential is the user's is not seen here.
+    """
+    faults = []
+    priority = definition.queue.default_priority if overrides.priority is None else overrides.priority
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 100:
+        faults.append(("priority", "is a whole number within 0–100"))
+    mode = overrides.credential_mode or definition.credential.default_mode
+    if mode not in definition.credential.allowed_modes:
+        faults.append(("credentialMode", f"is one of {', '.join(definition.credential.allowed_modes)}"))
+    if mode == PLATFORM_KEY and overrides.credential_id is not None:
+        faults.append(("credentialId", "goes with the user's own key alone"))
+    if mode != PLATFORM_KEY and overrides.credential_id is None:
+        faults.append(("credentialId", "is needed for the user's own key"))
+    prompt = definition.prompt.version if definition.prompt else None
+    if overrides.prompt_version is not None:
+        prompt = overrides.prompt_version
+        if definition.prompt is None or not known_prompt(definition.prompt.name, prompt):
+            faults.append(("promptVersion", "names no prompt of this job type"))
+    output = overrides.output_schema_version or definition.output.schema_version
+    if output != definition.output.schema_version:
+        faults.append(("outputSchemaVersion", f"is {definition.output.schema_version}"))
+    if faults:
+        raise InputInvalid(faults)
+    return Terms(priority, mode, overrides.credential_id, prompt, output)
+
+
+def request_hash(request: CreateJobInput, keys: KeyRing, key_id: str | None = None) -> str | None:
+    """`{key id}:{HMAC-SHA-256}` over the request as received: input, target and overrides.
+
+    With a `key_id` that is no longer in the ring there is none, and the request counts as another one.
+    """
+    if key_id is None:
+        key_id = keys.current[0]
+    secret = keys.get(key_id)
+    if secret is None:
+        return None
+    document = {
+        "input": request.input,
+        "targetType": request.target_type,
+        "targetId": request.target_id,
+        "overrides": {name: value for name, value in vars(request.overrides).items() if value is not None},
+    }
+    return f"{key_id}:{hmac.new(secret, canonical_bytes(document), hashlib.sha256).hexdigest()}"
+
+
+def is_same_request(request: CreateJobInput, stored_hash: str | None, keys: KeyRing) -> bool:
+    """Whether `request` is the one whose hash was stored."""
+    if stored_hash is None:
+        return False
+    again = request_hash(request, keys, stored_hash.partition(":")[0])
+    return again is not None and hmac.compare_digest(again, stored_hash)

@@ -1,0 +1,25 @@
+"""Removes what nobody needs any more, in small batches."""
+
+from __future__ import annotations
+
+from aijobs.db import Clock, Database
+from aijobs.jobs.snapshots import delete_expired
+from aijobs.logs import get_logger
+
+logger = get_logger(__name__)
+
+
+class SnapshotCleanup:
+    """Deletes expired snapshots of final jobs; one of a job that isn't final stays, however old."""
+
+    def __init__(self, database: Database, clock: Clock, batch: int = 200) -> None:
+        self._database, self._clock, self._batch = database, clock, batch
+
+    def run(self) -> int:
+        """Delete all that are expired; how many."""
+        deleted = 0
+        while count := self._database.write(lambda s: delete_expired(s, self._clock, self._batch)):
+            deleted += count
+        if deleted:
+            logger.info("snapshots.deleted", count=deleted)
+        return deleted

@@ -1,0 +1,254 @@
+"""Moves due outbox events to where they go: claim first, then send, then mark.
+
+Any number of dispatchers may run at once: every step is a compare-and-set, and a mark names the claim it belongs to.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from sqlalchemy.orm import Session
+
+from aijobs.db import Database
+from aijobs.errors import BrokerUnavailable, JobLockConflict
+from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
+from aijobs.jobs.models import AiJob
+from aijobs.logs import Outage, get_logger, job_fields
+from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
+from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
+from aijobs.queues.message import OutgoingMessage
+
+logger = get_logger(__name__)
+
+UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
+NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
+
+
+class Broker(Protocol):
+    """What the passes need of the broker. Each method raises `BrokerUnavailable` where it can't be reached."""
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+        """Add messages that are not there yet; what went wrong with single ones, by event id."""
+        ...
+
+    def find_missing(self, messages: Sequence[OutgoingMessage]) -> set[str]:
+        """The event ids of those messages that the broker does not hold."""
+        ...
+
+    def remove(self, message: OutgoingMessage) -> bool:
+        """Take a waiting message out; whether it was there."""
+        ...
+
+
+class OutboxDispatcher:
+    """One dispatcher of one process; `instance_id` goes into the claims it makes."""
+
+    def __init__(
+        self,
+        database: Database,
+        outbox: OutboxRepository,
+        lifecycle: LifecycleRepository,
+        broker: Broker,
+        instance_id: str,
+        *,
+        batch: int = 100,
+        claim_ttl: timedelta = timedelta(seconds=60),
+    ) -> None:
+        self._database, self._outbox, self._lifecycle, self._broker = database, outbox, lifecycle, broker
+        self._instance_id, self._batch, self._claim_ttl = instance_id, batch, claim_ttl
+        self._outage = Outage(logger, "dispatcher.broker")
+        self._backoff = Backoff()
+
+    def cycle(self) -> int:
+        """Dispatch what is due, batch by batch, until nothing is left; how many events were handled.
+
+        Fresh events go in batches. One that has used up an attempt goes alone, so that an event which kills its
+        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over.
+        """
+        if not self._backoff.is_over:
+            return 0
+        handled = 0
+        try:
+            for tried, size in ((False, self._batch), (True, 1)):
+                while count := self._dispatch_batch(size, tried=tried):
+                    handled += count
+        except BrokerUnavailable as error:
+            self._outage.failed(error)
+            self._backoff.lengthen()
+            return handled
+        if handled:
+            self._outage.worked()
+            self._backoff.reset()
+        return handled
+
+    def release_expired_claims(self) -> int:
+        """Put claims whose dispatcher died back, or end those whose attempts are used up; how many."""
+        released, after = 0, ""
+        while True:
+            with self._database.read() as session:
+                expired = self._outbox.find_expired_claims(session, self._claim_ttl, self._batch, after)
+            if not expired:
+                return released
+            after = expired[-1].id
+            for event in expired:
+                released += self._release(event)
+
+    # --- one batch ---------------------------------------------------------------------------------------------
+
+    def _dispatch_batch(self, size: int, *, tried: bool) -> int:
+        holder = f"{self._instance_id}/{secrets.token_hex(8)}"
+        with self._database.read() as session:
+            ids = self._outbox.find_dispatchable(session, size, tried=tried)
+        if not ids:
+            return 0
+        events = self._database.write(lambda s: self._outbox.claim(s, ids, holder))
+        with self._database.read() as session:
+            jobs = self._outbox.jobs_of(session, events)
+        self._deliver(events, jobs, holder)
+        # Where another dispatcher was faster nothing is claimed, and going on would only race it again.
+        return len(events)
+
+    def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
+        enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]
+        unknown = [e for e in events if e.event_type not in (ENQUEUE, *END_EVENTS.values())]
+        rest = [e for e in events if e not in enqueues and e not in unknown]
+        if unknown:
+            self._set_aside(unknown, holder)
+        if rest:
+            self._publish(rest, holder, sent=False)
+        if enqueues:
+            self._send(enqueues, jobs, holder)
+
+    def _send(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
+        by_id = {event.id: event for event in events}
+        try:
+            failures = self._broker.send([outgoing(e, jobs[e.aggregate_id]) for e in events])
+        except BrokerUnavailable:
+            # Not the events' failure: the claim and its count are given back, and the cycle waits.
+            self._database.write(lambda s: self._outbox.give_back(s, list(by_id), holder, counted=False))
+            raise
+        sent = [event for event in events if event.id not in failures]
+        if sent:
+            self._publish(sent, holder, sent=True)
+        for event_id, error in failures.items():
+            self._fail(by_id[event_id], jobs[by_id[event_id].aggregate_id], holder, error)
+
+    def _publish(self, events: Sequence[OutboxEvent], holder: str, *, sent: bool) -> None:
+        ids = [event.id for event in events]
+        self._database.write(lambda s: self._outbox.mark_published(s, ids, holder, sent=sent))
+        for event in events:
+            logger.info("outbox.published", **_fields(event))
+
+    def _set_aside(self, events: Sequence[OutboxEvent], holder: str) -> None:
+        ids = [event.id for event in events]
+        self._database.write(
+            lambda s: self._outbox.mark_published(s, ids, holder, sent=False, last_error=UNKNOWN_EVENT_TYPE)
+        )
+        for event in events:
+            logger.warning("outbox.unknown_event_type", eventType=event.event_type, **_fields(event))
+
+    def _fail(self, event: OutboxEvent, job: AiJob, holder: str, error: Exception) -> None:
+        reason = f"DISPATCH_FAILED: {type(error).__name__}"
+        if event.attempt_count < MAX_ATTEMPTS:
+            self._database.write(lambda s: self._outbox.mark_failed(s, event, holder, reason))
+        else:
+            self._database.write(lambda s: self._bury(s, event, holder, reason))
+        logger.warning(
+            "outbox.dispatch_failed", error=type(error).__name__, attempts=event.attempt_count, **_fields(event, job)
+        )
+
+    # --- claims that nobody came back for ------------------------------------------------------------------------
+
+    def _release(self, event: OutboxEvent) -> int:
+        holder = event.locked_by or ""
+        if event.attempt_count < MAX_ATTEMPTS:
+            return self._database.write(lambda s: self._outbox.give_back(s, [event.id], holder, counted=True))
+        return self._database.write(lambda s: self._bury(s, event, holder, "DISPATCH_FAILED: dispatcher lost"))
+
+    def _bury(self, session: Session, event: OutboxEvent, holder: str, reason: str) -> int:
+        """End an event, and in the same transaction the job that waits for it, so that no job is stranded.
+
+        A job that no longer waits for this event is left alone, and the event is published instead.
+        """
+        if event.event_type == ENQUEUE and not self._give_up_job(session, event):
+            return self._outbox.mark_published(session, [event.id], holder, sent=False, last_error=reason)
+        return self._outbox.mark_dead(session, event, holder, reason)
+
+    def _give_up_job(self, session: Session, event: OutboxEvent) -> bool:
+        attempt = int(attempt_text) if (attempt_text := event.dedupe_key.rpartition(":")[2]).isdigit() else None
+        job = session.get(AiJob, event.aggregate_id)
+        if job is None:
+            return True
+        try:
+            # A key that became a digest doesn't say its attempt; the job's next one is what its newest event asks for.
+            wanted = attempt if attempt is not None else job.attempt_no + 1
+            self._lifecycle.give_up(job.id, wanted, JobErrorInfo.of(NOT_DISPATCHED, event.last_error or ""), session)
+        except JobLockConflict:
+            return False
+        return True
+
+
+class Backoff:
+    """A wait that doubles from 1 s to 15 s at each failure."""
+
+    def __init__(self, first_s: float = 1.0, longest_s: float = 15.0) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._wait_s = 0.0
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def lengthen(self) -> None:
+        """Wait, longer than the last time."""
+        self._wait_s = min(self._longest_s, self._wait_s * 2 or self._first_s)
+        self._until = time.monotonic() + self._wait_s
+
+    def reset(self) -> None:
+        """Wait no more."""
+        self._wait_s = self._until = 0.0
+
+
+HandOver = Callable[[OutgoingMessage], None]
+
+
+def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
+    """A creator's own sending after its commit: it marks nothing and never raises.
+
+    After an error the process sends nothing for `silence_s`, so that a dead broker doesn't slow creation down; the
+    dispatcher sends what was missed.
+    """
+    outage = Outage(logger, "handover.broker")
+    silent_until = 0.0
+
+    def send(message: OutgoingMessage) -> None:
+        nonlocal silent_until
+        if time.monotonic() < silent_until:
+            return
+        try:
+            failures = broker.send([message])
+        except BrokerUnavailable as error:
+            silent_until = time.monotonic() + silence_s
+            outage.failed(error)
+            return
+        for error in failures.values():
+            logger.warning("handover.failed", error=type(error).__name__, **job_fields(jobId=message.message.job_id))
+        outage.worked()
+
+    return send
+
+
+def _fields(event: OutboxEvent, job: AiJob | None = None) -> dict[str, object]:
+    return job_fields(
+        jobId=event.aggregate_id,
+        jobType=event.payload.get("jobType"),
+        queueName=event.queue_name,
+        outboxId=event.id,
+        attemptNo=job.attempt_no if job else None,
+        lifecycleStatus=job.lifecycle_status if job else None,
+    )
