@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from aijobs.ai.providers.local.english_words import (
     FIXED_HEADS,
@@ -32,7 +33,8 @@ _COPULA = re.compile(
 )
 _KIND_OF = re.compile(r"(?:an?|the|any|one of|part of|another name for|what|where|when|how) ", re.IGNORECASE)
 _KINDS = re.compile(
-    r"(?:[a-z-]+ ){0,3}[a-z-]+s,? (?:that|which|who|whose|where|with|of|made|used|found|formed|containing|in which)\b"
+    r"(?:[a-z-]+ ){0,3}(?:[a-z-]{2,}s|bacteria|fungi|people|cells|women|men),? "
+    r"(?:that|which|who|whose|where|with|of|made|used|found|formed|containing|in|on|through)\b"
 )
 _CALLED = re.compile(
     r"(?P<subject>[^,;:]{8,140}?) (?P<verb>is|are|was|were) "
@@ -60,7 +62,9 @@ _CREDIT = re.compile(
     rf"(?P<verb>{VERBS_OF_CREDIT}) (?P<rest>.+)"
 )
 _CAPITAL = r"[A-Z][\w'’-]*[a-z][\w'’-]*"
-_PERSON = re.compile(rf"(?:{_CAPITAL}|[A-Z]\.)(?: (?:(?:and|of|de|van|von|der|the|da|al) )*(?:{_CAPITAL}|[A-Z]\.))*")
+_PERSON = re.compile(
+    rf"(?:{_CAPITAL}|[A-Z]\.)(?: (?:(?:and|of|de|van|von|der|the|da|al) )*(?:{_CAPITAL}|[A-Z]\.|[IVX]+\b))*"
+)
 _EXPANDED = re.compile(r"(?P<long>[^.;:!?()]{4,120}) \((?P<short>[A-Z][A-Za-z]{0,4}[A-Z]s?)\)")
 _EXPLAINED = re.compile(r"\b(?P<short>[A-Z][A-Za-z]{0,4}[A-Z]) \((?P<long>[A-Za-z][a-z -]{5,80})\)")
 _FIGURE = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
@@ -68,9 +72,12 @@ _NUMBER = re.compile(
     rf"(?<![\w.,$£€-])(?:[$£€]\s?)?(?:{_FIGURE})(?:\s?(?:to|and|–|-)\s?(?:{_FIGURE}))?(?:\s?(?:{UNITS})(?!\w))?(?![\w]|[.,]\d)"
 )
 _BARE_RANGE = re.compile(r"\d+ (?:to|and) \d+")
-_AFTER_LABEL = re.compile(r"(?:figure|fig\.|chapter|page|step|section|table|question|exercise|unit|lesson|no\.)\s$", re.I)
+_AFTER_LABEL = re.compile(
+    r"(?:figure|fig\.|chapter|page|step|section|table|question|exercise|unit|lesson|no\.)\s$", re.I
+)
 _SAYS_LITTLE = re.compile(
-    r"\b(?:to know|to remember|are important|is important|there (?:are|is) (?:two|three|four|many|several|some|a few))\b", re.I
+    r"\b(?:to know|to remember|are important|is important|there (?:are|is) (?:two|three|four|many|several|some|a few))\b",
+    re.I,
 )
 _NAMES_A_THING = re.compile(
     r"(?:\b(?:type|grade|level|version|group|period|act|scene|article|part|number|size|model|day|room)|[a-z] [A-Z][a-z]+) $"
@@ -131,13 +138,26 @@ class EnglishRules:
         term, rest = match["term"].strip(), match["rest"]
         words = term.split()
         generic = term.lower() in GENERIC_LABELS or words[-1].lower() in GENERIC_LABELS
-        if generic or len(words) > 6 or words[0].lower() in NO_SUBJECT_START or words[-1].lower() in NO_SUBJECT_END:
+        if (
+            generic
+            or len(words) > 6
+            or words[0].lower() in NO_SUBJECT_START
+            or words[-1].lower() in NO_SUBJECT_END
+        ):
             return None
-        if not _WORD.search(term) or len(rest.split()) < 3 or re.search(r"\b(?:is|are|was|were|has|have)\b", term):
+        if (
+            not _WORD.search(term)
+            or len(rest.split()) < 3
+            or re.search(r"\b(?:is|are|was|were|has|have)\b", term)
+        ):
             return None
-        if re.search(r"\d\s*$", term) and re.match(r"\d", rest):
+        if self._is_vague(term) or (re.search(r"\d\s*$", term) and re.match(r"\d", rest)):
             return None
-        return self._what_is(sentence, term, "are" if self._is_plural(term) else "is", rest)
+        fact = self._what_is(sentence, term, "are" if self._is_plural(term) else "is", rest)
+        if fact.question == f"What is {term}?" and re.match(r"an? ", rest):
+            # Whether the word takes an article can't be told; this way of asking needs none.
+            return replace(fact, question=f"What is meant by “{term}”?")
+        return fact
 
     def _copula(self, sentence: Sentence, text: str) -> Fact | None:
         match = _COPULA.fullmatch(text)
@@ -161,7 +181,9 @@ class EnglishRules:
         asked = self.in_sentence(term)
         if verb == "is" and re.match(r"an? ", rest) and self._is_counted(asked):
             asked = f"{'an' if asked[0] in 'aeiou' else 'a'} {asked}"
-        person = self._is_person(term) and bool(re.search(rf"\b(?:{PEOPLE})\b", " ".join(rest.split()[:12]), re.I))
+        person = self._is_person(term) and bool(
+            re.search(rf"\b(?:{PEOPLE})\b", " ".join(rest.split()[:12]), re.I)
+        )
         who = "who" if person else "what"
         question = f"{lead}{who if lead else who.capitalize()} {verb} {asked}?"
         return Fact(DEFINITION, "en", sentence, question, _as_answer(rest), term=_bare(asked))
@@ -178,13 +200,24 @@ class EnglishRules:
 
     def _means(self, sentence: Sentence, text: str) -> Fact | None:
         match = _MEANS.fullmatch(text)
-        if match is None or not self._can_be_asked_about(match["subject"], 6) or self._is_vague(match["subject"]):
+        if (
+            match is None
+            or not self._can_be_asked_about(match["subject"], 6)
+            or self._is_vague(match["subject"])
+        ):
             return None
         if match["rest"].startswith(("that ", "it ", "there ")) or len(match["rest"].split()) < 2:
             return None
         asked = self.in_sentence(match["subject"])
         verb = {"means": "mean", "refers to": "refer to", "stands for": "stand for"}[match["verb"]]
-        return Fact(DEFINITION, "en", sentence, f"What does {asked} {verb}?", _as_answer(match["rest"]), term=_bare(asked))
+        return Fact(
+            DEFINITION,
+            "en",
+            sentence,
+            f"What does {asked} {verb}?",
+            _as_answer(match["rest"]),
+            term=_bare(asked),
+        )
 
     def _counted(self, sentence: Sentence, text: str) -> Fact | None:
         match = _THERE.fullmatch(text) or _COUNTED.fullmatch(text)
@@ -201,7 +234,7 @@ class EnglishRules:
         name = _PERSON.search(re.sub(r"^(?:The|A|An) ", "", who))
         if name is None or not who.endswith(name.group()) or not 1 <= len(rest.split()) <= 28:
             return None
-        if " " not in name.group() and not name.group() in self._capitalised:
+        if " " not in name.group() and name.group() not in self._capitalised:
             return None
         if re.match(r"(?:his|her|their|its|it|this|these|in|at|with|by)\b", rest):
             return None
@@ -211,14 +244,20 @@ class EnglishRules:
 
     def _where(self, sentence: Sentence, text: str) -> Fact | None:
         match = _WHERE.fullmatch(text)
-        if match is None or not self._can_be_asked_about(match["subject"], 8) or self._is_vague(match["subject"]):
+        if (
+            match is None
+            or not self._can_be_asked_about(match["subject"], 8)
+            or self._is_vague(match["subject"])
+        ):
             return None
         place = match["rest"]
         if _NOT_A_PLACE.search(place) or POINTING.search(text):
             return None
         plural = match["verb"] in ("take place", "occur", "happen")
         asked = self.in_sentence(match["subject"])
-        base = {"takes place": "take place", "occurs": "occur", "happens": "happen"}.get(match["verb"], match["verb"])
+        base = {"takes place": "take place", "occurs": "occur", "happens": "happen"}.get(
+            match["verb"], match["verb"]
+        )
         lead = match["lead"] or ""
         question = f"{lead}{'where' if lead else 'Where'} {'do' if plural else 'does'} {asked} {base}?"
         return Fact(QUESTION, "en", sentence, question, _as_answer(place), term=f"where {asked}")
@@ -228,7 +267,9 @@ class EnglishRules:
             short = match["short"].rstrip("s") if match["short"][-2:-1].isupper() else match["short"]
             long = _expansion(short, match["long"])
             if long:
-                yield Fact(ACRONYM, "en", sentence, f"What does {short} stand for?", _as_answer(long), term=short)
+                yield Fact(
+                    ACRONYM, "en", sentence, f"What does {short} stand for?", _as_answer(long), term=short
+                )
 
     # -- what can be hidden in a sentence -----------------------------------------------------------------------
 
@@ -245,7 +286,9 @@ class EnglishRules:
                     yield Fact(TERM, "en", sentence, text, gap=match.group(), term=term)
         for match in _NUMBER.finditer(text):
             if not _AFTER_LABEL.search(text[: match.start()]) and _tells_something(match, text):
-                yield Fact(NUMBER, "en", sentence, text, gap=match.group().strip(), term=match.group().strip())
+                yield Fact(
+                    NUMBER, "en", sentence, text, gap=match.group().strip(), term=match.group().strip()
+                )
                 break
         for name in self._names(text):
             yield Fact(NAME, "en", sentence, text, gap=name, term=name)
@@ -254,11 +297,17 @@ class EnglishRules:
     def _names(self, text: str) -> list[str]:
         found = []
         for match in _PERSON.finditer(text):
-            name = re.sub(r"^(?:The|A|An|In|At|On|By|For|From|When|After|Before|Both|Since) ", "", match.group())
+            name = re.sub(
+                r"^(?:The|A|An|In|At|On|By|For|From|When|After|Before|Both|Since) ", "", match.group()
+            )
             at_start = match.start() == 0 and name == match.group()
             if at_start and " " not in name and name not in self._capitalised:
                 continue
-            if name.lower() in LIKE_NAMES or name.lower() in self._lowered or name.lower().endswith(("ish", "ese")):
+            if (
+                name.lower() in LIKE_NAMES
+                or name.lower() in self._lowered
+                or name.lower().endswith(("ish", "ese"))
+            ):
                 continue
             if " " not in name and (name.endswith(("ian", "ean")) or len(name) < 3):
                 continue
@@ -330,8 +379,17 @@ def _is_whole(sentence: Sentence) -> bool:
 def _stands_alone(text: str) -> bool:
     if _MARKUP.search(text) or _FIRST_PERSON.search(text) or "?" in text or POINTING.search(text):
         return False
-    first = text.split()[0].lower().strip(",")
-    if first in NO_SUBJECT_START and first not in ("there", "each", "most", "many", "some", "all", "both", "one"):
+    first = text.split(maxsplit=1)[0].lower().strip(",")
+    if first in NO_SUBJECT_START and first not in (
+        "there",
+        "each",
+        "most",
+        "many",
+        "some",
+        "all",
+        "both",
+        "one",
+    ):
         return first in ("when", "if", "because", "while", "although", "in", "on", "at") and not _leans(text)
     return not _leans(text) and not (_is_command(text))
 
@@ -347,7 +405,11 @@ def _leans(text: str) -> bool:
 
 def _is_command(text: str) -> bool:
     """Whether the notes tell the learner to do something."""
-    return bool(re.match(r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text))
+    return bool(
+        re.match(
+            r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text
+        )
+    )
 
 
 def _share(part: str, whole: str) -> float:
@@ -373,6 +435,8 @@ def _bare(term: str) -> str:
 
 def _as_answer(text: str) -> str:
     """An answer by itself begins with a capital, unless its first word has a shape of its own (pH, mRNA)."""
+    if len(text.split()) <= 4:
+        text = text.rstrip(".!")
     first = text.split()[0] if text.split() else ""
     return text[:1].upper() + text[1:] if first[1:].islower() or len(first) == 1 else text
 
@@ -383,7 +447,11 @@ def _expansion(short: str, before: str) -> str:
     letters = short.lower()
     for count in range(1, min(len(words), len(letters) + 3) + 1):
         tail = words[-count:]
-        if tail[0][:1].lower() == letters[0] and _abbreviates(letters, tail) and len(" ".join(tail)) > len(short) + 2:
+        if (
+            tail[0][:1].lower() == letters[0]
+            and _abbreviates(letters, tail)
+            and len(" ".join(tail)) > len(short) + 2
+        ):
             start = before.rfind(tail[0]) if count == 1 else _start_of(before, tail)
             return before[start:].strip() if start >= 0 else ""
     return ""

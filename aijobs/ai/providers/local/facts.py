@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from aijobs.ai.providers.local.text import Sentence
 
-DEFINITION, QUESTION, TERM, ACRONYM, NUMBER, NAME = "definition", "question", "term", "acronym", "number", "name"
+DEFINITION, QUESTION, TERM, ACRONYM, NUMBER, NAME = (
+    "definition",
+    "question",
+    "term",
+    "acronym",
+    "number",
+    "name",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,19 @@ _TAGS = {
     "en": {DEFINITION: "definition", QUESTION: "fact", ACRONYM: "abbreviation", TERM: "term", NUMBER: "number", NAME: "name"},
     "zh": {DEFINITION: "定义", QUESTION: "事实", ACRONYM: "缩写", TERM: "术语", NUMBER: "数字", NAME: "名称"},
 }  # fmt: skip
-_DIFFICULTY = {DEFINITION: "medium", QUESTION: "medium", ACRONYM: "easy", TERM: "medium", NUMBER: "hard", NAME: "hard"}
+_DIFFICULTY = {
+    DEFINITION: "medium",
+    QUESTION: "medium",
+    ACRONYM: "easy",
+    TERM: "medium",
+    NUMBER: "hard",
+    NAME: "hard",
+}
 
 
-def make_flashcards(reader: NotesReader, notes: Mapping[str, Any], token: CancellationToken) -> dict[str, Any]:
+def make_flashcards(
+    reader: NotesReader, notes: Mapping[str, Any], token: CancellationToken
+) -> dict[str, Any]:
     """The answer of `flashcard_generation`: at most `options.max_cards` cards, each with its quote.
 
     Raises `JobError(VALIDATION_NOTHING_TO_EXTRACT)` where the rules find nothing, and what the token raises.
@@ -36,7 +45,11 @@ def make_flashcards(reader: NotesReader, notes: Mapping[str, Any], token: Cancel
     for card in _candidates(reader.read(notes, token)):
         if len(cards) >= options["max_cards"]:
             break
-        if card["card_type"] in wanted and _is_fit(card) and not any(_repeats(card, other) for other in cards):
+        if (
+            card["card_type"] in wanted
+            and _is_fit(card)
+            and not any(_repeats(card, other) for other in cards)
+        ):
             cards.append(card)
     if not cards:
         raise JobError("VALIDATION_NOTHING_TO_EXTRACT", "the rules found no definition, term, number or name")

@@ -40,7 +40,9 @@ class NotesReader:
         statements: list[Fact] = []
         quiet: list[Sentence] = []
         for sentence in _unhurried(sentences, token):
-            found = _first_of_their_kind(rules[self._language(sentence, notes["lang"])].statements(sentence), statements)
+            found = _first_of_their_kind(
+                rules[self._language(sentence, notes["lang"])].statements(sentence), statements
+            )
             statements += found
             if not any(fact.kind != ACRONYM for fact in found):
                 quiet.append(sentence)
@@ -89,5 +91,7 @@ def _terms(statements: Sequence[Fact], sentences: Sequence[Sentence]) -> list[st
     """What the notes define, abbreviate or set in bold, longest first, so that a part never hides the whole."""
     found = [fact.term for fact in statements if fact.kind in (DEFINITION, ACRONYM)]
     found += [strong for sentence in sentences for strong in sentence.strong if len(strong.split()) <= 4]
-    terms = {fold(term): term.strip(" .:：。，,") for term in found if 2 <= len(term) <= 40 and "的" not in term}
+    terms = {
+        fold(term): term.strip(" .:：。，,") for term in found if 2 <= len(term) <= 40 and "的" not in term
+    }
     return sorted(terms.values(), key=lambda term: (-len(term), term))

@@ -1,0 +1,259 @@
+"""Flashcards from a learner's notes.
+
+In: the notes in segments, their language, and how many cards of which types. Out: `basic` cards (front, back) and
+`cloze` cards (a text with `{{c1::…}}` gaps), each with quotes that stand in the notes; what failed a check is listed
+under `dropped`. Leaves: one Flashcard row a card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from aijobs.ai.grounding import FoldedText, fold, fold_segments, occurs, script_of
+from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
+from aijobs.ai.notes import NotesInput
+from aijobs.definitions import definition as d
+
+JOB_TYPE = "flashcard_generation"
+MAX_CARDS = 50
+MAX_SIDE, MAX_QUOTE, MAX_TAG, MAX_TAGS, MAX_EVIDENCE = 1000, 1000, 40, 8, 5
+
+_GAP = re.compile(r"\{\{c(?P<number>\d+)::(?P<answer>[^{}]+?)(?:::(?P<hint>[^{}:]+))?\}\}")
+
+
+class Options(BaseModel):
+    """How many cards at most, and of which types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_cards: int = Field(20, ge=1, le=MAX_CARDS)
+    card_types: list[Literal["basic", "cloze"]] = Field(["basic", "cloze"], min_length=1, max_length=2)
+
+
+class Input(NotesInput):
+    """Notes, and what to make of them."""
+
+    options: Options = Field(default_factory=Options)
+
+
+class Evidence(BaseModel):
+    """A quote from the segment `sid`. The offsets are ours: whatever an answer says there is replaced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sid: str
+    quote: str
+    start: int | None = None
+    end: int | None = None
+
+
+class _Card(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tags: list[str] = Field(default_factory=list)
+    difficulty: Literal["easy", "medium", "hard"] = "medium"
+    evidence: list[Evidence] = Field(min_length=1, max_length=MAX_EVIDENCE)
+
+
+class BasicCard(_Card):
+    """A question and its answer."""
+
+    card_type: Literal["basic"]
+    front: str
+    back: str
+
+
+class ClozeCard(_Card):
+    """A sentence with one to three gaps."""
+
+    card_type: Literal["cloze"]
+    text: str
+    hint: str | None = None
+
+
+class Dropped(BaseModel):
+    """A card that failed a check: its place in the answer, and why."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    index: int
+    reason: str
+
+
+class Output(BaseModel):
+    """The cards. What one card says wrong drops that card alone, so texts have their limits in `check`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    cards: list[Annotated[BasicCard | ClozeCard, Field(discriminator="card_type")]] = Field(
+        min_length=1, max_length=4 * MAX_CARDS
+    )
+    dropped: list[Dropped] = Field(default_factory=list)
+
+
+def check(notes: Mapping[str, Any], output: Mapping[str, Any], job_id: str) -> dict[str, Any]:
+    """The output to keep: cards that pass every check, at most as many as asked for, in the job's own order.
+
+    Asked for is what the answer offers, up to `max_cards`: that is an upper limit, and short notes hold few cards.
+    Raises `JobError(VALIDATION_OUTPUT_SEMANTICS)` unless one card and 60 % of those asked for remain.
+    """
+    limit = notes["options"]["max_cards"]
+    segments = fold_segments(notes["segments"])
+    kept: list[dict[str, Any]] = []
+    dropped: list[dict[str, Any]] = []
+    for index, card in enumerate(output["cards"]):
+        grounded, reason = _ground(card, segments)
+        reason = reason or next(_faults(grounded, notes, kept), None)
+        if reason is not None:
+            dropped.append({"index": index, "reason": reason})
+        elif len(kept) < limit:
+            kept.append(grounded)
+    require_enough(len(kept), min(limit, len(output["cards"])), [drop["reason"] for drop in dropped])
+    return {"cards": shuffled(kept, job_id), "dropped": dropped}
+
+
+def _ground(card: Mapping[str, Any], segments: Mapping[str, FoldedText]) -> tuple[dict[str, Any], str | None]:
+    """The card with its quotes as they stand in the notes, and what is wrong with them, if anything."""
+    found = []
+    for evidence in card["evidence"]:
+        segment = segments.get(evidence["sid"])
+        place = segment.locate(evidence["quote"]) if segment is not None else None
+        if segment is None or place is None:
+            return dict(card), "a quote does not stand in the segment that it names"
+        if place.end - place.start > MAX_QUOTE:
+            return dict(card), f"a quote is longer than {MAX_QUOTE} characters"
+        found.append(
+            {"sid": evidence["sid"], "quote": segment.slice(place), "start": place.start, "end": place.end}
+        )
+    return {**card, "evidence": found, "tags": _tags(card)}, None
+
+
+def _tags(card: Mapping[str, Any]) -> list[str]:
+    """Tags are decoration: one that can't be shown is left out, and the card stays."""
+    lines = (" ".join(tag.split()) for tag in card.get("tags", ()))
+    return list(dict.fromkeys(tag for tag in lines if text_fault(tag, MAX_TAG) is None))[:MAX_TAGS]
+
+
+def _faults(card: Mapping[str, Any], notes: Mapping[str, Any], kept: list[dict[str, Any]]) -> Iterator[str]:
+    """What is wrong with a grounded card, worst first."""
+    if card["card_type"] not in notes["options"]["card_types"]:
+        yield f"a {card['card_type']} card was not asked for"
+    for name in ("front", "back") if card["card_type"] == "basic" else ("text",):
+        if (fault := text_fault(card[name], MAX_SIDE)) is not None:
+            yield f"the {name} {fault}"
+    if card.get("hint") is not None and (fault := text_fault(card["hint"], MAX_SIDE)) is not None:
+        yield f"the hint {fault}"
+    yield from _basic_faults(card) if card["card_type"] == "basic" else _cloze_faults(card)
+    if not _in_language(card, notes["lang"]):
+        yield "it is not in the language of the notes"
+    if any(_repeats(card, other) for other in kept):
+        yield "it asks the same as another card"
+
+
+def _basic_faults(card: Mapping[str, Any]) -> Iterator[str]:
+    if fold(card["front"]).strip("?？") == fold(card["back"]).strip(".。"):
+        yield "front and back say the same"
+    if "{{" in card["front"] + card["back"]:
+        yield "a basic card has gap marks"
+
+
+def _cloze_faults(card: Mapping[str, Any]) -> Iterator[str]:
+    gaps = list(_GAP.finditer(card["text"]))
+    rest = _GAP.sub("", card["text"])
+    numbers = sorted({int(gap["number"]) for gap in gaps})
+    if not gaps or "{{" in rest or "}}" in rest:
+        yield "a gap is not marked like {{c1::words}}"
+    elif numbers != list(range(1, len(numbers) + 1)) or len(numbers) > 3:
+        yield "gaps must be numbered 1 to 3 without one left out"
+    elif not any(character.isalnum() for character in rest):
+        yield "nothing is left around the gap"
+    elif not all(any(occurs(gap["answer"], e["quote"]) for e in card["evidence"]) for gap in gaps):
+        yield "hidden words do not stand in the quote"
+
+
+def _in_language(card: Mapping[str, Any], lang: str) -> bool:
+    """Whether a card is in the notes' language, or in that of its own quote, since notes may mix two."""
+    if card["card_type"] == "basic":
+        spoken = script_of(f"{card['front']} {card['back']}")
+    else:
+        spoken = script_of(_GAP.sub(lambda gap: gap["answer"], card["text"]))
+    return spoken in (None, lang, *(script_of(evidence["quote"]) for evidence in card["evidence"]))
+
+
+def _repeats(card: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if card["card_type"] != other["card_type"]:
+        return False
+    side = "front" if card["card_type"] == "basic" else "text"
+    return asks_the_same(card[side], other[side])
+
+
+DEFINITION = d.JobDefinition(
+    job_type=JOB_TYPE,
+    metadata=d.Metadata(
+        label="Flashcards",
+        description="Makes flashcards from a learner's notes, each with the quote that it comes from.",
+        domain="generation",
+        version="1",
+        labels={"zh": "记忆卡片"},
+    ),
+    queue=d.Queue("ai-background", 50),
+    execution=d.Execution(
+        timeout_ms=120_000,
+        max_retries=2,
+        retry_backoff=d.RetryBackoff(2000),
+        cancellable=True,
+        abort_strategy="retry",
+    ),
+    input=d.Input("1", Input),
+    output=d.Output("1", Output, check),
+    credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
+    projector="flashcard",
+    prompt=d.PromptRef(JOB_TYPE, "v1"),
+)
+
+_QUOTE = "Osmosis is the movement of water across a partially permeable membrane."
+
+SAMPLE_INPUT: dict[str, Any] = {
+    "lang": "en",
+    "source": {"id": "note-1", "title": "Osmosis"},
+    "segments": [{"sid": "p1", "text": f"{_QUOTE} Pure water boils at 100 °C at sea level."}],
+    "options": {"max_cards": 2, "card_types": ["basic", "cloze"]},
+}
+SAMPLE_OUTPUT: dict[str, Any] = {
+    "cards": [
+        {
+            "card_type": "basic",
+            "front": "What is osmosis?",
+            "back": "The movement of water across a partially permeable membrane.",
+            "tags": ["definition"],
+            "difficulty": "medium",
+            "evidence": [{"sid": "p1", "quote": _QUOTE}],
+        },
+        {
+            "card_type": "cloze",
+            "text": "Pure water boils at {{c1::100 °C}} at sea level.",
+            "hint": "temperature",
+            "tags": [],
+            "difficulty": "easy",
+            "evidence": [{"sid": "p1", "quote": "Pure water boils at 100 °C at sea level."}],
+        },
+    ]
+}
+JUNK_OUTPUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"cards": []},
+    {"cards": "none"},
+    {
+        "cards": [
+            {"card_type": "basic", "front": "What is osmosis?", "evidence": [{"sid": "p1", "quote": _QUOTE}]}
+        ]
+    },
+    {"cards": [{"card_type": "poem", "text": "Water"}]},
+    {"cards": [{**SAMPLE_OUTPUT["cards"][0], "evidence": []}]},
+    {"cards": [{**SAMPLE_OUTPUT["cards"][0], "front": None}]},
+    {**SAMPLE_OUTPUT, "note": "and one more thing"},
+)
