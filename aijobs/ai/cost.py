@@ -85,8 +85,8 @@ class CostCalculator:
     ) -> Cost | None:
         """What a call at `at` (aware) cost, or None where the model has no price.
 
-        `cached_tokens` are part of `prompt_tokens` and are billed once, at their own price. Half a micro-unit rounds
-        up. Raises `ValueError` for negative counts and for more cached tokens than prompt tokens.
+        `cached_tokens` are part of `prompt_tokens` and are billed once, at their own price. Half a micro-unit
+        rounds up. Raises `ValueError` for negative counts and for more cached tokens than prompt tokens.
         """
         if min(prompt_tokens, completion_tokens, cached_tokens) < 0 or cached_tokens > prompt_tokens:
             raise ValueError("token counts must be at least 0, and cached tokens at most the prompt's")
@@ -110,7 +110,9 @@ class CostCalculator:
 
     def _add(self, model: Mapping[str, Any], peaks: Mapping[str, _Peak]) -> None:
         price = _Price(
-            *(_amount(model[field]) for field in ("input", "cached_input", "output")),
+            input=_amount(model["input"]),
+            cached_input=_amount(model["cached_input"]),
+            output=_amount(model["output"]),
             peak=peaks[model["peak"]] if "peak" in model else None,
         )
         for name in (model["name"], *model.get("aliases", ())):

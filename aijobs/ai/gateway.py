@@ -22,9 +22,10 @@ class AiGateway:
     ) -> GenerateAnswer:
         """The provider's answer to `request`.
 
-        `on_call` is called before each request that leaves for a provider, with where it goes: the place to open
-        the call's usage row. An answer that can't be used comes back like any other, so that what it cost is known.
-        Raises `JobError`: INTERNAL_CONFIG for a route to no provider, the provider's own, and what the token raises.
+        `on_call` is called before each request that leaves for a provider, with where it goes: the place to
+        open the call's usage row. An answer that can't be used comes back like any other, so that what it
+        cost is known. Raises `JobError`: INTERNAL_CONFIG for a route to no provider, the provider's own, and
+        what the token raises.
         """
         provider = self._providers.get(request.route.provider)
         if provider is None:

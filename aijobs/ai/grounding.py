@@ -1,4 +1,5 @@
-"""Is what an answer says in the learner's notes? Finding quotes, whatever their width, case, quotes and white space.
+"""Is what an answer says in the learner's notes? Finding quotes, whatever their width, case, quotes and white
+space.
 
 Shared by all job types whose items carry `evidence [{sid, quote}]`.
 """
@@ -62,7 +63,9 @@ class FoldedText:
         self._origins = origins
 
     def locate(self, quote: str) -> Place | None:
-        """The first place where `quote` stands, or None; also None for a quote too short to prove anything."""
+        """The first place where `quote` stands, or None; also None for a quote too short to prove
+        anything.
+        """
         wanted = fold(quote)
         if len(wanted) + len(_IDEOGRAPH.findall(wanted)) < MIN_QUOTE:
             return None
@@ -92,7 +95,8 @@ def occurs(part: str, whole: str) -> bool:
 def script_of(text: str) -> str | None:
     """`zh`, `en` (any Latin-like script), or None where there is too little text to tell.
 
-    An ideograph weighs as much as a word, so that "ATP 是能量货币" is Chinese and "pinyin (拼音) is a script" is not.
+    An ideograph weighs as much as a word: a Chinese sentence about ATP is Chinese, and an English one that names a
+    Chinese word in brackets is English.
     """
     ideographs = len(_IDEOGRAPH.findall(text))
     words = len(_WORD.findall(text))

@@ -1,4 +1,6 @@
-"""Rules that the items of every job type's answer share: what may be shown, what repeats, how many must remain."""
+"""Rules that the items of every job type's answer share: what may be shown, what repeats, how many must
+remain.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _SHORT, _ALIKE = 10, 0.9
 
 
 def text_fault(text: str, limit: int) -> str | None:
-    """What is wrong with a text that learners will read, or None: blank, too long, control characters, markup."""
+    """What is wrong with a text that learners will read, or None: blank, too long, control characters,
+    markup.
+    """
     if not text.strip():
         return "is blank"
     if len(text) > limit:
@@ -44,8 +48,8 @@ def text_fault(text: str, limit: int) -> str | None:
 def asks_the_same(one: str, other: str) -> bool:
     """Whether two texts are near duplicates: the same words that matter, or long and nearly so.
 
-    Short texts must agree in each word, since "Henry VII" and "Henry VIII" are two questions; a number that differs
-    makes any two texts different.
+    Short texts must agree in each word, since "Henry VII" and "Henry VIII" are two questions; a number that
+    differs makes any two texts different.
     """
     mine, theirs = _features(one), _features(other)
     if mine == theirs:

@@ -1,4 +1,6 @@
-"""Learner's notes as job input: the shape that all generating job types share, and how a plain text gets into it."""
+"""Learner's notes as job input: the shape that all generating job types share, and how a plain text gets into
+it.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def notes_from_text(text: str, title: str, source_id: str) -> dict[str, Any]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Stretches of `text` between blank lines, verbatim; a short first line of its own waits for what it heads."""
+    """Stretches of `text` between blank lines, verbatim; a short first line of its own waits for what it
+    heads.
+    """
     bounds, begin = [], 0
     for blank in _PARAGRAPH_BREAK.finditer(text):
         bounds.append((begin, blank.start()))

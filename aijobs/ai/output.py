@@ -1,7 +1,8 @@
 """From a provider's text to a JSON object, strictly.
 
-A model's answer is the one input that nobody wrote a client for, so this parser accepts exactly what can be read in
-one way and refuses the rest. It mends nothing: completing a cut-off answer silently is how half a result gets saved.
+A model's answer is the one input that nobody wrote a client for, so this parser accepts exactly what can be
+read in one way and refuses the rest. It mends nothing: completing a cut-off answer silently is how half a
+result gets saved.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class NotJson(AnswerInvalid):
 
 
 class EmptyAnswer(AnswerInvalid):
-    """PROVIDER_EMPTY_OUTPUT: nothing but white space came back, which some providers do instead of failing."""
+    """PROVIDER_EMPTY_OUTPUT: nothing but white space came back, which some providers do instead of
+    failing.
+    """
 
     def __init__(self) -> None:
         super().__init__("PROVIDER_EMPTY_OUTPUT", "the answer was empty")
@@ -50,8 +53,8 @@ class EmptyAnswer(AnswerInvalid):
 def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
     """The JSON object of an answer, as `parse_json_answer`, unless the provider says that it was cut off.
 
-    A cut-off answer may parse, with half of its items: VALIDATION_TRUNCATED either way, and the next prompt asks for
-    less instead of for better JSON.
+    A cut-off answer may parse, with half of its items: VALIDATION_TRUNCATED either way, and the next prompt
+    asks for less instead of for better JSON.
     """
     if finish_reason == "length":
         raise AnswerInvalid("VALIDATION_TRUNCATED", "the answer was cut off: give fewer or shorter items")
@@ -61,9 +64,9 @@ def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
 def parse_json_answer(text: str) -> dict[str, Any]:
     """The JSON object that `text` holds, its strings in NFC.
 
-    `text` is the whole answer: one object, optionally after a complete think block, optionally in one code fence.
-    Raises `EmptyAnswer` for a blank answer, `NotJson` for anything else that is not exactly one strict object, and
-    `AnswerInvalid` with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
+    `text` is the whole answer: one object, optionally after a complete think block, optionally in one code
+    fence. Raises `EmptyAnswer` for a blank answer, `NotJson` for anything else that is not exactly one strict
+    object, and `AnswerInvalid` with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
     """
     if len(text) > MAX_CHARACTERS:
         raise AnswerInvalid(
@@ -92,7 +95,8 @@ def _unthink(text: str) -> str:
 def _unfence(text: str) -> str:
     """What stands in the one code fence that ends the answer; the text itself where it has none.
 
-    The closing marks are looked for at the very end, never by splitting: marks inside a JSON string are content.
+    The closing marks are looked for at the very end, never by splitting: marks inside a JSON string are
+    content.
     """
     if text.startswith("{") or "```" not in text:
         return text

@@ -1,8 +1,8 @@
 """Versioned prompts: Jinja files in the repository, rendered with the user's text as data.
 
-`<root>/<job_type>/<version>/system.md.j2` and `user.md.j2`. What the learner wrote reaches a template only as values,
-so nothing in it is expanded, and it stands between fence marks that are made anew for each prompt out of what it must
-not contain: no note can close its own fence.
+`<root>/<job_type>/<version>/system.md.j2` and `user.md.j2`. What the learner wrote reaches a template only as
+values, so nothing in it is expanded, and it stands between fence marks that are made anew for each prompt out
+of what it must not contain: no note can close its own fence.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from aijobs.errors import JobError, UnknownPrompt
 MAX_CHARACTERS = 200_000
 MAX_FAULTS = 5
 VARIABLES = frozenset({"input", "output_schema", "faults", "fence"})
-"""What a template may use: the snapshot's content, the output schema as JSON text, what was wrong with the last
-answer (empty at first), and the fence mark."""
+"""What a template may use: the snapshot's content, the output schema as JSON text, what was wrong with the
+last answer (empty at first), and the fence mark."""
 
 _PARTS = ("system", "user")
 _VERSION = re.compile(r"v[0-9]{1,4}")
@@ -71,8 +71,8 @@ class PromptTemplates:
     def exists(self, job_type: str, version: str) -> bool:
         """Whether this version is there, whole. Raises `UnknownPrompt` where it is there and broken.
 
-        Asked when a definition is registered, so that a template that doesn't compile, or uses a variable that
-        nobody gives it, stops a start and never a job.
+        Asked when a definition is registered, so that a template that doesn't compile, or uses a variable
+        that nobody gives it, stops a start and never a job.
         """
         if version not in self.versions(job_type):
             return False
@@ -86,10 +86,10 @@ class PromptTemplates:
     def render(self, job_type: str, version: str, variables: Mapping[str, Any]) -> Prompt:
         """The prompt of a job type and version.
 
-        `variables` holds `input` (the snapshot's content), `output_schema` (JSON text) and optionally `faults`, of
-        which five at most are named. Raises `UnknownPrompt` where there is no such version,
-        `JobError(INTERNAL_CONFIG)` where the template fails, and `JobError(VALIDATION_INPUT_TOO_LARGE)` where the
-        prompt would pass `MAX_CHARACTERS`.
+        `variables` holds `input` (the snapshot's content), `output_schema` (JSON text) and optionally
+        `faults`, of which five at most are named. Raises `UnknownPrompt` where there is no such version,
+        `JobError(INTERNAL_CONFIG)` where the template fails, and `JobError(VALIDATION_INPUT_TOO_LARGE)` where
+        the prompt would pass `MAX_CHARACTERS`.
         """
         values = {"faults": (), **variables}
         values["faults"] = tuple(_one_line(fault) for fault in values["faults"])[:MAX_FAULTS]
@@ -142,7 +142,9 @@ def _name(job_type: str, version: str, part: str) -> str:
 
 
 def fence_for(values: Any) -> str:
-    """A mark that occurs in none of the strings of `values`: the same for the same values, so prompts stay cacheable."""
+    """A mark that occurs in none of the strings of `values`: the same for the same values, so prompts stay
+    cacheable.
+    """
     texts = list(_strings(values))
     digest = hashlib.sha256("\x1f".join(texts).encode("utf-8", "surrogatepass"))
     while True:

@@ -36,7 +36,8 @@ class GenerateRequest:
     """One piece of work for a provider.
 
     `prompt` is what a model reads; `input` is the snapshot's content, for a provider that works by rules;
-    `output_schema` is the JSON Schema that the answer has to satisfy. How long it may take is the token's to say.
+    `output_schema` is the JSON Schema that the answer has to satisfy. How long it may take is the token's to
+    say.
     """
 
     job_type: str
@@ -50,8 +51,8 @@ class GenerateRequest:
 class GenerateAnswer:
     """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`.
 
-    `estimated` says that the provider counted no tokens and the figures are ours. `finish_reason` is the provider's
-    word; `length` means cut off.
+    `estimated` says that the provider counted no tokens and the figures are ours. `finish_reason` is the
+    provider's word; `length` means cut off.
     """
 
     text: str

@@ -23,8 +23,8 @@ class Routed(Protocol):
 class ModelRouter:
     """Chooses by definition and credential mode.
 
-    `routes` by name; `default` names the one for definitions without a route; `user_routes` says, by credential
-    mode, where calls on a user's own key go, whatever the definition's route is.
+    `routes` by name; `default` names the one for definitions without a route; `user_routes` says, by
+    credential mode, where calls on a user's own key go, whatever the definition's route is.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class ModelRouter:
         self._user_routes = dict(user_routes or {})
 
     def route(self, definition: Routed, credential_mode: str) -> Route:
-        """The route of a definition's calls. `JobError(INTERNAL_CONFIG)` where nothing is configured for it."""
+        """The route of a definition's calls. `JobError(INTERNAL_CONFIG)` where nothing is configured for
+        it.
+        """
         if credential_mode != "platform_key":
             routes, name = self._user_routes, credential_mode
         else:

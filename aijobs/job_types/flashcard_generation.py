@@ -1,8 +1,8 @@
 """Flashcards from a learner's notes.
 
-In: the notes in segments, their language, and how many cards of which types. Out: `basic` cards (front, back) and
-`cloze` cards (a text with `{{c1::…}}` gaps), each with quotes that stand in the notes; what failed a check is listed
-under `dropped`. Leaves: one Flashcard row a card.
+In: the notes in segments, their language, and how many cards of which types. Out: `basic` cards (front, back)
+and `cloze` cards (a text with `{{c1::…}}` gaps), each with quotes that stand in the notes; what failed a
+check is listed under `dropped`. Leaves: one Flashcard row a card.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Output(BaseModel):
 def check(notes: Mapping[str, Any], output: Mapping[str, Any], job_id: str) -> dict[str, Any]:
     """The output to keep: cards that pass every check, at most as many as asked for, in the job's own order.
 
-    Asked for is what the answer offers, up to `max_cards`: that is an upper limit, and short notes hold few cards.
-    Raises `JobError(VALIDATION_OUTPUT_SEMANTICS)` unless one card and 60 % of those asked for remain.
+    Asked for is what the answer offers, up to `max_cards`: that is an upper limit, and short notes hold few
+    cards. Raises `JobError(VALIDATION_OUTPUT_SEMANTICS)` unless one card and 60 % of those asked for remain.
     """
     limit = notes["options"]["max_cards"]
     segments = fold_segments(notes["segments"])

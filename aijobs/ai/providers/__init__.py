@@ -1,1 +1,3 @@
-"""Where answers come from: one module or folder a kind of provider, each filling the port of `ai.provider`."""
+"""Where answers come from: one module or folder a kind of provider, each filling the port of
+`ai.provider`.
+"""

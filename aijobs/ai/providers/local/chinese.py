@@ -11,9 +11,12 @@ from aijobs.ai.providers.local.segmenter import Segmenter, Word
 from aijobs.ai.providers.local.text import Sentence
 
 _GENERIC_LABELS = frozenset(
-    "注意 例如 例 举例 例子 备注 作业 重点 难点 要点 总结 小结 来源 日期 答 问 问题 回答 答案 公式 反应式 方程式 图 表 提示 思考 时间 "
-    "地点 关键词 参考 目标 定义 概念 标题 作者 说明 结论 实验 步骤 结果 原因 意义 特点 复习 记住 另外 其中 包括 如下 即 注 笔记 课题 "
-    "老师 姓名 班级 补充 知识点 考点 易错点 口诀".split()
+    """
+    注意 例如 例 举例 例子 备注 作业 重点 难点 要点 总结 小结 来源 日期 答 问
+    问题 回答 答案 公式 反应式 方程式 图 表 提示 思考 时间 地点 关键词 参考 目标
+    定义 概念 标题 作者 说明 结论 实验 步骤 结果 原因 意义 特点 复习 记住 另外
+    其中 包括 如下 即 注 笔记 课题 老师 姓名 班级 补充 知识点 考点 易错点 口诀
+    """.split()
 )
 _PAIR = re.compile(r"(?P<term>[^：:。，；！？=—]{1,24}?)\s*(?:[：:](?!//)|——|—|\s[-–]\s)\s*(?P<rest>\S.*)")
 _LEAD = re.compile(r"(?:在[^，。]{2,16}[中里内上]|在[^，。]{1,10}学上)，")
@@ -81,7 +84,10 @@ _SAYS_LITTLE = re.compile(
     r"有[着]?[两二三四五几多][个种类大方][^，。：]{0,8}。$|(?:很|非常|十分|最)?重要(?:的[^，。]{1,4})?。$"
 )
 _NOT_A_TERM = frozenset(
-    "原因 结果 特点 作用 意义 过程 方法 条件 内容 重点 关键 问题 目的 人们 大家 第一步 区别 主要原因 其实质 实质 本质 前提".split()
+    """
+    原因 结果 特点 作用 意义 过程 方法 条件 内容 重点 关键 问题 目的 人们 大家
+    第一步 区别 主要原因 其实质 实质 本质 前提
+    """.split()
 )
 
 
@@ -91,7 +97,8 @@ class ChineseRules:
     def __init__(self, cache_dir: Path) -> None:
         self._segmenter = Segmenter(cache_dir)
 
-    # -- what a sentence says outright -------------------------------------------------------------------------
+    # -- what a sentence says outright
+    # -------------------------------------------------------------------------
 
     def statements(self, sentence: Sentence) -> Iterator[Fact]:
         """What `sentence` defines or answers by itself, best first."""
@@ -147,7 +154,9 @@ class ChineseRules:
         )
 
     def _at_to_be(self, text: str) -> tuple[int, str] | None:
-        """Where the first verb "to be" stands that is a word by itself (not in 但是, 总是, …), and which it is."""
+        """Where the first verb "to be" stands that is a word by itself (not in 但是, 总是, …), and which it
+        is.
+        """
         words = self._segmenter.words(text)
         for index, word in enumerate(words):
             if word.text in "，。；：":
@@ -178,7 +187,8 @@ class ChineseRules:
     def _what_is(
         self, sentence: Sentence, term: str, rest: str, lead: str = "", formal: bool = False
     ) -> Fact:
-        # 《…》 around a title, or a person's trade at the end of the first clause, tell what kind of thing it is.
+        # 《…》 around a title, or a person's trade at the end of the first clause, tell what kind of thing it
+        # is.
         first_clause = re.split(r"[，。；]", rest)[0]
         if _PERSON_AT_END.search(first_clause) and "的" not in term and not _PERSON_AT_END.search(term):
             question = f"{term}是谁？"
@@ -281,10 +291,13 @@ class ChineseRules:
                 question = f"{match['short']} 的中文名称是什么？"
                 yield Fact(ACRONYM, "zh", sentence, question, long, term=match["short"])
 
-    # -- what can be hidden in a sentence -----------------------------------------------------------------------
+    # -- what can be hidden in a sentence
+    # -----------------------------------------------------------------------
 
     def gaps(self, sentence: Sentence, terms: Sequence[str]) -> Iterator[Fact]:
-        """What can be hidden in `sentence`: one of `terms`, else a number, else a name; none that gives itself away."""
+        """What can be hidden in `sentence`: one of `terms`, else a number, else a name; none that gives
+        itself away.
+        """
         text = _FILLER.sub("", sentence.text)
         if not (self._stands_alone(text) and 10 <= len(text) <= 110):
             return
@@ -326,14 +339,15 @@ class ChineseRules:
         if found:
             return found
         for index, word in enumerate(words):
-            beside = words[index - 1 : index] + words[index + 1 : index + 2]
+            beside = [*words[index - 1 : index], *words[index + 1 : index + 2]]
             alone = all(len(other.text) > 1 or other.flag in ("x", "p", "uj", "c", "f") for other in beside)
             is_place = word.flag == "ns" and len(word.text) >= 2 and word.text not in ("中国", "世界", "地球")
             if is_place and word.known and alone:
                 found.append(word.text)
         return found
 
-    # -- words ----------------------------------------------------------------------------------------------------
+    # -- words
+    # ----------------------------------------------------------------------------------------------------
 
     def _is_term(self, term: str, shortest: int = 2) -> bool:
         if not shortest <= len(term) <= 20 or term in _NOT_A_TERM or term in _GENERIC_LABELS:

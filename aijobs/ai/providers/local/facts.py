@@ -20,8 +20,9 @@ DEFINITION, QUESTION, TERM, ACRONYM, NUMBER, NAME = (
 class Fact:
     """Something that a learner can be asked.
 
-    Either `question` and `answer`, or `gap`: the words of `sentence.text` to hide (then `question` is the text that
-    they are hidden in). `term` is what the fact is about, for not asking twice and for hiding it elsewhere.
+    Either `question` and `answer`, or `gap`: the words of `sentence.text` to hide (then `question` is the
+    text that they are hidden in). `term` is what the fact is about, for not asking twice and for hiding it
+    elsewhere.
     """
 
     kind: str

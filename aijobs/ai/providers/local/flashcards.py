@@ -18,10 +18,11 @@ GAPS_A_TERM = 2
 
 _STATED = (DEFINITION, QUESTION, ACRONYM)
 _HIDDEN = (TERM, ACRONYM, NUMBER, NAME)
+_KINDS = (DEFINITION, QUESTION, ACRONYM, TERM, NUMBER, NAME)
 _TAGS = {
-    "en": {DEFINITION: "definition", QUESTION: "fact", ACRONYM: "abbreviation", TERM: "term", NUMBER: "number", NAME: "name"},
-    "zh": {DEFINITION: "定义", QUESTION: "事实", ACRONYM: "缩写", TERM: "术语", NUMBER: "数字", NAME: "名称"},
-}  # fmt: skip
+    "en": dict(zip(_KINDS, ("definition", "fact", "abbreviation", "term", "number", "name"), strict=True)),
+    "zh": dict(zip(_KINDS, ("定义", "事实", "缩写", "术语", "数字", "名称"), strict=True)),
+}
 _DIFFICULTY = {
     DEFINITION: "medium",
     QUESTION: "medium",

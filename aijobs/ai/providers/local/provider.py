@@ -1,4 +1,6 @@
-"""`local-extractive-v1`: answers like a model would, with JSON text, and says nothing that is not in the notes."""
+"""`local-extractive-v1`: answers like a model would, with JSON text, and says nothing that is not in the
+notes.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ MAKERS: Mapping[str, Maker] = {"flashcard_generation": make_flashcards}
 
 
 class LocalProvider:
-    """The provider `local`. `cache_dir` keeps the Chinese dictionary, read from the package once and then from there.
+    """The provider `local`. `cache_dir` keeps the Chinese dictionary, read from the package once and then
+    from there.
 
-    The dictionary takes about a second to load: it is loaded by the first Chinese text, never when this is made.
+    The dictionary takes about a second to load: it is loaded by the first Chinese text, never when this is
+    made.
     """
 
     name = NAME
@@ -37,8 +41,9 @@ class LocalProvider:
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer to `request`, from its `input` alone; the same for the same input.
 
-        Raises `JobError`: INTERNAL_CONFIG for a job type that has no rules here, VALIDATION_NOTHING_TO_EXTRACT where
-        they find nothing; and what the token raises, between one segment and the next.
+        Raises `JobError`: INTERNAL_CONFIG for a job type that has no rules here,
+        VALIDATION_NOTHING_TO_EXTRACT where they find nothing; and what the token raises, between one segment
+        and the next.
         """
         maker = self._makers.get(request.job_type)
         if maker is None:

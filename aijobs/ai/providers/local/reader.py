@@ -16,7 +16,9 @@ from aijobs.ai.providers.local.text import PROSE, Sentence, split_sentences
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the notes say (`statements`), and what can be hidden in the sentences that say nothing else (`gaps`)."""
+    """What the notes say (`statements`), and what can be hidden in the sentences that say nothing else
+    (`gaps`).
+    """
 
     statements: list[Fact]
     gaps: list[Fact]
@@ -36,7 +38,7 @@ class NotesReader:
             sentences += split_sentences(segment["sid"], segment["text"])
         sentences = sentences[1:] if _opens_with_a_title(sentences) else sentences
         english = EnglishRules([s for s in sentences if self._language(s, notes["lang"]) == "en"])
-        rules = {"en": english, "zh": self._chinese}
+        rules: dict[str, EnglishRules | ChineseRules] = {"en": english, "zh": self._chinese}
         statements: list[Fact] = []
         quiet: list[Sentence] = []
         for sentence in _unhurried(sentences, token):
@@ -88,7 +90,9 @@ def _key(fact: Fact) -> str:
 
 
 def _terms(statements: Sequence[Fact], sentences: Sequence[Sentence]) -> list[str]:
-    """What the notes define, abbreviate or set in bold, longest first, so that a part never hides the whole."""
+    """What the notes define, abbreviate or set in bold, longest first, so that a part never hides the
+    whole.
+    """
     found = [fact.term for fact in statements if fact.kind in (DEFINITION, ACRONYM)]
     found += [strong for sentence in sentences for strong in sentence.strong if len(strong.split()) <= 4]
     terms = {

@@ -25,7 +25,9 @@ class Word:
 
 
 class Segmenter:
-    """Words of Chinese text. The dictionary is loaded once, by the first text that needs it, in whatever thread."""
+    """Words of Chinese text. The dictionary is loaded once, by the first text that needs it, in whatever
+    thread.
+    """
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
@@ -57,8 +59,8 @@ class Segmenter:
             import jieba.posseg
         jieba.setLogLevel(logging.ERROR)
         self._cache_dir.mkdir(parents=True, exist_ok=True)
-        # A tokenizer of our own, since the shared one reads a file with a known name in the temporary folder, which
-        # any user of the machine may have put there.
+        # A tokenizer of our own, since the shared one reads a file with a known name in the temporary folder,
+        # which any user of the machine may have put there.
         tokenizer = jieba.Tokenizer()
         tokenizer.cache_file = str(self._cache_dir.resolve() / "jieba.cache")
         tokenizer.initialize()

@@ -59,7 +59,9 @@ class _Block:
 
 
 def split_sentences(sid: str, text: str) -> list[Sentence]:
-    """The sentences of a segment in order. Headings are kept as context only; code blocks and rules are left out."""
+    """The sentences of a segment in order. Headings are kept as context only; code blocks and rules are left
+    out.
+    """
     found = []
     for block in _blocks(text):
         for start, end in _spans(text, block.start, block.end):
