@@ -1,0 +1,125 @@
+"""The maintenance queue's scheduler: it runs its periodic tasks itself, whether Redis is there or not.
+
+Huey's scheduler sends a periodic task through Redis and reads its schedule from there, so that it stands
+still when Redis does. This one asks Redis for nothing. Each due pass gets a thread; one whose predecessor
+still runs is skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from huey.consumer import Scheduler
+
+from aijobs.logs import get_logger
+
+SLACK_S = 0.25
+"""How early a beat counts as on time; a scheduler that woke a little early mustn't lose a whole beat."""
+LOG_EVERY_S = 60.0
+
+logger = get_logger(__name__)
+
+
+class Every:
+    """A periodic task's validator: due at once, then every `period_s()` seconds; beats that were missed are
+    dropped."""
+
+    def __init__(self, period_s: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._period_s, self._monotonic = period_s, monotonic
+        self._due: float | None = None
+
+    def __call__(self, _timestamp: object) -> bool:
+        now = self._monotonic()
+        if self._due is not None and now + SLACK_S < self._due:
+            return False
+        beat = self._due if self._due is not None else now
+        following = beat + self._period_s()
+        self._due = following if following > now else now + self._period_s()
+        return True
+
+
+class FailureLog:
+    """One line a minute for each pass and kind of error."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._guard = threading.Lock()
+        self._said: dict[tuple[str, str], float] = {}
+        self._held_back: dict[tuple[str, str], int] = {}
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """A pass raised this."""
+        kind = (name, type(error).__name__)
+        now = self._monotonic()
+        with self._guard:
+            if now - self._said.get(kind, -LOG_EVERY_S) < LOG_EVERY_S:
+                self._held_back[kind] = self._held_back.get(kind, 0) + 1
+                return
+            self._said[kind] = now
+            held_back = self._held_back.pop(kind, 0)
+        logger.error("pass.failed", **{"pass": name}, error=kind[1], alsoFailed=held_back, where=where(error))
+
+
+def where(error: BaseException) -> list[str]:
+    """The innermost six calls that led to an error. Not its text, which may hold what a statement was
+    given."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+class QuietScheduler(Scheduler):
+    """The job queues' scheduler: their delays live in the outbox, so there is nothing to do, nor to ask
+    Redis for."""
+
+    def loop(self, now: Any = None) -> None:
+        self.stop_flag.wait(self.interval)
+
+
+class BeatScheduler(Scheduler):
+    """Looks each second which periodic tasks are due, and runs them."""
+
+    periodic_task_seconds = 1
+    stop_wait_s = 10.0
+    """How long the passes at work may take to end, when the process stops."""
+
+    def __init__(self, huey: Any, stop_flag: threading.Event, interval: int, periodic: bool) -> None:
+        super().__init__(huey, stop_flag, 1, periodic)
+        self._running: dict[str, threading.Thread] = {}
+        self._failures = FailureLog()
+
+    def loop(self, now: Any = None) -> None:
+        started = time.monotonic()
+        if self.periodic:
+            for task in self.huey.read_periodic(now):
+                self._run(task)
+        self.sleep_for_interval(started, self.periodic_task_seconds)
+
+    def shutdown(self) -> None:
+        """Wait for the passes at work; one that takes longer is cut off by the process's end, which is
+        harmless."""
+        until = time.monotonic() + self.stop_wait_s
+        for thread in list(self._running.values()):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self, task: Any) -> None:
+        predecessor = self._running.get(task.name)
+        if predecessor is not None and predecessor.is_alive():
+            return
+        thread = threading.Thread(target=self._execute, args=(task,), name=f"pass-{task.name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # No thread is to be had; the next beat tries again.
+            self._failures.failed(task.name, error)
+        else:
+            self._running[task.name] = thread
+
+    def _execute(self, task: Any) -> None:
+        # `task.execute` and not `huey.execute`, which asks Redis for revocations first.
+        try:
+            task.execute()
+        except Exception as error:
+            self._failures.failed(task.name, error)

@@ -1,0 +1,175 @@
+"""Huey's consumer as we need it: polite at SIGTERM, quiet while Redis is away, and able to give up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from huey.consumer import Consumer, Worker, WorkerRecycle
+
+from aijobs.errors import SettingsError
+from aijobs.logs import configure, get_logger
+from aijobs.queues.beat import BeatScheduler, QuietScheduler, where
+from aijobs.queues.connection import connect, unavailable
+from aijobs.queues.crew import Crew
+from aijobs.settings import Settings
+
+EXIT_ABANDONED = 75
+"""EX_TEMPFAIL: start me again."""
+MAX_DELAY_S = 2.0
+"""The longest sleep between two tries while the broker is away."""
+ABANDON_LIMIT_S = 10.0
+"""Beyond the grace time, for giving back at a process's own end."""
+
+logger = get_logger(__name__)
+
+
+def fit_options(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Huey's options as given on its command line, made right whatever was left out. `SettingsError`.
+
+    Huey can't tell a flag left out from its default, so graceful SIGTERM is fixed and the back-off only
+    bounded.
+    """
+    if options.get("worker_type", "thread") != "thread":
+        raise SettingsError(f"-k {options['worker_type']}: only threads are supported; leave -k out")
+    grace_s = options.get("shutdown_timeout")
+    return {
+        **options,
+        "graceful_signal": "TERM",
+        "shutdown_timeout": settings.shutdown_grace_s if grace_s is None else grace_s,
+        "max_delay": min(options.get("max_delay", MAX_DELAY_S), MAX_DELAY_S),
+        "scheduler_interval": 1,
+        "flush_locks": False,
+        "extra_locks": None,
+    }
+
+
+def check_broker(settings: Settings) -> None:
+    """`SettingsError` if the broker's address can't be read, or the broker is the embedded one and nobody
+    listens: then nobody will. A broker that was configured may be away for a while, and is waited for."""
+    client = connect(settings.broker_url())
+    if settings.redis_url:
+        return
+    try:
+        client.ping()
+    except redis.RedisError:
+        raise SettingsError(
+            f"nobody listens at the address in {settings.instance_path / 'broker.json'}: "
+            "start the embedded broker with `aijobs up`, or set AIJOBS_REDIS_URL"
+        ) from None
+    finally:
+        client.close()
+
+
+def configure_logs(settings: Settings) -> None:
+    """Our JSON lines on stderr; Huey's lines go the same way instead of being written twice. `-l FILE`
+    stays."""
+    configure(settings.log_level)
+    huey_logger = logging.getLogger("huey")
+    for handler in list(huey_logger.handlers):
+        if type(handler) is logging.StreamHandler:
+            huey_logger.removeHandler(handler)
+
+
+class JobWorker(Worker):
+    """A worker thread. While the broker is away it tries again every two seconds at most, without a line
+    each time."""
+
+    def loop(self, now: Any = None) -> None:
+        try:
+            task = self.huey.dequeue()
+        except redis.RedisError as error:
+            unavailable(self.huey.storage.conn, error)
+            self.huey.outage.failed(error)
+            self.sleep()
+            return
+        self.huey.outage.worked()
+        self.delay = self.default_delay
+        if task is None:
+            return
+        if self.stop_flag.is_set():
+            self._put_back()
+            return
+        self.huey.execute(task, now)
+        self.task_count += 1
+        if self.max_tasks and self.task_count >= self.max_tasks:
+            raise WorkerRecycle()
+
+    def _put_back(self) -> None:
+        """What was popped while the process began to stop waits for another; if it can't, the re-drive
+        finds it."""
+        try:
+            self.huey.storage.put_back()
+        except redis.RedisError as error:
+            self.huey.outage.failed(error)
+
+
+class AiJobsConsumer(Consumer):
+    """One process's consumer."""
+
+    worker_class = JobWorker
+
+    def __init__(self, huey: Any, crew: Crew, **options: Any) -> None:
+        self.scheduler_class = BeatScheduler if crew.passes else QuietScheduler
+        self._crew = crew
+        self._abandoning = threading.Event()
+        super().__init__(huey, **options)
+        self._signal_actions.update({signal.SIGTERM: (False, True), signal.SIGINT: (False, True)})
+
+    def start(self) -> None:
+        """Take signals first: one that comes while the crew starts must be as polite as a later one."""
+        self._set_signal_handlers()
+        self._crew.start()
+        super().start()
+
+    def stop(self, graceful: bool = False) -> None:
+        """Let what runs end within the grace time, then give back what is still held."""
+        super().stop(graceful=graceful)
+        self._drain(0.0)
+
+    def abandon(self) -> None:
+        """See `AiJobsHuey.abandon`. In a thread of its own, since whoever calls may be among those waited
+        for."""
+        if self._abandoning.is_set():
+            return
+        self._abandoning.set()
+        threading.Thread(target=self._give_up, name="abandon", daemon=True).start()
+
+    def _give_up(self) -> None:
+        logger.error("consumer.abandoned", queueName=self.huey.queue_name)
+        self.stop_flag.set()
+        grace_s = float(self.shutdown_timeout or 0)
+        drain = threading.Thread(target=self._drain, args=(grace_s,), name="abandon-drain", daemon=True)
+        drain.start()
+        drain.join(grace_s + ABANDON_LIMIT_S)
+        logging.shutdown()
+        os._exit(EXIT_ABANDONED)
+
+    def run(self) -> None:
+        super().run()
+        if self._abandoning.is_set():
+            # The main loop saw the stop flag and is done; the thread that gives up ends the process.
+            threading.Event().wait()
+
+    def _drain(self, grace_s: float) -> None:
+        try:
+            self._crew.drain(grace_s)
+        except Exception as error:
+            # What stays held is found by the next start on this host, or by the clock.
+            logger.error(
+                "consumer.drain_failed",
+                queueName=self.huey.queue_name,
+                error=type(error).__name__,
+                where=where(error),
+            )
+
+    def _handle_signal(self, signum: int, frame: Any) -> None:
+        """The first signal counts; Huey would take a second one as leave to interrupt."""
+        if self._signum is None:
+            self._signum: int | None = signum
+            self._restart, self._graceful = self._signal_actions[signum]

@@ -1,0 +1,35 @@
+"""What a consumer process works with; the wiring fills it, so that the queues know neither engine nor
+passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aijobs.queues.message import JobMessage
+
+
+def _nothing(grace_s: float = 0.0) -> None:
+    """What a crew without threads of its own does at start and end."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A periodic duty: what `run` does is harmless at any time, any number at once."""
+
+    name: str
+    every_s: float
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What a consumer process works with. Built when it starts, so that importing a queue needs nothing."""
+
+    run_job: Callable[[JobMessage], object] | None = None
+    """Does a job; never raises. None on the maintenance queue."""
+    passes: Sequence[Pass] = ()
+    start: Callable[[], None] = _nothing
+    """Called before the first message is taken."""
+    drain: Callable[[float], None] = _nothing
+    """Takes nothing new, waits so many seconds for what runs, then gives back what is still held."""

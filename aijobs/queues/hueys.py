@@ -1,0 +1,208 @@
+"""Our Huey: one instance a queue, signed messages, nothing of Huey's kept in Redis but the queue itself."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NoReturn
+
+from huey import PriorityRedisHuey
+from huey.exceptions import HueyException
+from huey.registry import Message
+from huey.serializer import Serializer
+from huey.storage import PriorityRedisStorage
+
+from aijobs.errors import AijobsError, SettingsError
+from aijobs.logs import Outage, get_logger
+from aijobs.queues.beat import Every, where
+from aijobs.queues.broker import huey_name
+from aijobs.queues.codec import TASK, BadMessage, arguments, decode, read_arguments
+from aijobs.queues.connection import READ_TIMEOUT_S, connect
+from aijobs.queues.consumer import AiJobsConsumer, check_broker, configure_logs, fit_options
+from aijobs.queues.crew import Crew
+from aijobs.queues.message import JobMessage
+from aijobs.settings import Settings
+
+logger = get_logger(__name__)
+
+
+class MessageSerializer(Serializer):
+    """Reads what `RedisBroker` wrote. Writes nothing: a message's bytes come from its outbox row
+    (`encode_member`)."""
+
+    def __init__(self, queue: AiJobsHuey) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def serialize(self, data: object) -> NoReturn:
+        raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")
+
+    def deserialize(self, data: bytes) -> Message:
+        """Huey's own message of our bytes. `BadMessage` for anything that we didn't sign for this queue."""
+        envelope = decode(data, self._queue.settings.message_keys, self._queue.queue_name)
+        return Message(
+            id=envelope.task_id,
+            name=self._queue.job_task_name,
+            args=(arguments(envelope.message),),
+            kwargs={},
+            retries=0,
+        )
+
+
+class QueueStorage(PriorityRedisStorage):
+    """Huey's storage, whose pop tells an empty queue from a broker that doesn't answer, and can be undone."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._popped = threading.local()
+
+    def dequeue(self) -> bytes | None:
+        """The first message without its prefix, None if there was none for a second. `RedisError`."""
+        popped = self.conn.bzpopmin(self.queue_key, timeout=self.read_timeout)
+        if popped is None:
+            return None
+        _, member, score = popped
+        self._popped.last = (member, score)
+        return bytes(member[8:])
+
+    def put_back(self) -> None:
+        """Undo this thread's last pop, under the same name and at the same place. `RedisError`."""
+        member, score = self._popped.last
+        self.conn.zadd(self.queue_key, {member: score}, nx=True)
+
+
+class AiJobsHuey(PriorityRedisHuey):
+    """A queue. Reads the settings and connects when it is first used, not when it is made.
+
+    `build_crew(queue)` is called when a consumer starts; it may raise `SettingsError`.
+    """
+
+    def __init__(
+        self,
+        queue_name: str,
+        build_crew: Callable[[AiJobsHuey], Crew],
+        *,
+        load_settings: Callable[[], Settings] = Settings.load,
+    ) -> None:
+        self.queue_name = queue_name
+        self.job_task_name = ""
+        self.crew: Crew | None = None
+        self.outage = Outage(logger, "broker")
+        self._build_crew, self._load_settings = build_crew, load_settings
+        self._abandon: Callable[[], None] | None = None
+        self._periods: dict[str, float] = {}
+        self._storage: QueueStorage | None = None
+        super().__init__(huey_name(queue_name), results=False, serializer=MessageSerializer(self))
+
+    @cached_property
+    def settings(self) -> Settings:
+        """This process's settings. `SettingsError`."""
+        return self._load_settings()
+
+    def create_storage(self) -> None:
+        """Nothing yet: `storage` is made when it is first asked for."""
+
+    @property
+    def storage(self) -> Any:
+        """The sorted set in Redis, `huey.redis.aijobs_…`. `SettingsError` where no broker is configured."""
+        if self._storage is None:
+            pool = connect(self.settings.broker_url()).connection_pool
+            self._storage = QueueStorage(self.name, read_timeout=READ_TIMEOUT_S, connection_pool=pool)
+        return self._storage
+
+    @storage.setter
+    def storage(self, storage: Any) -> None:
+        self._storage = storage
+
+    def add_job_task(self) -> Any:
+        """Make this a queue of jobs: its one task, `run_job`, hands each message to the crew."""
+
+        def run_job(message: dict[str, str]) -> None:
+            self._run_job(read_arguments(message))
+
+        run_job.__module__ = self._build_crew.__module__
+        self.job_task_name = f"{run_job.__module__}.{TASK}"
+        return self.task(name=TASK)(run_job)
+
+    def add_pass(self, name: str) -> Any:
+        """Name a pass that this queue's crew brings; how often it runs is known when the crew is there."""
+
+        def run() -> None:
+            next(one for one in self._working_crew().passes if one.name == name).run()
+
+        run.__module__ = self._build_crew.__module__
+        return self.periodic_task(Every(lambda: self._periods[name]), name=name)(run)
+
+    def gather_crew(self) -> Crew:
+        """Build the crew, check that it brings every pass that was named, and keep it. `SettingsError`."""
+        crew = self._build_crew(self)
+        self._periods = {one.name: one.every_s for one in crew.passes}
+        named = {task.name for task in self._registry.periodic_tasks}
+        if named != set(self._periods):
+            raise AijobsError(f"{self.queue_name} names passes {sorted(named)}, the crew has {sorted(self._periods)}")
+        self.crew = crew
+        return crew
+
+    def _run_job(self, message: JobMessage) -> None:
+        crew = self._working_crew()
+        if crew.run_job is None:
+            raise AijobsError(f"{self.queue_name} takes no jobs")
+        crew.run_job(message)
+
+    def abandon(self) -> None:
+        """Give this process up, from any thread: what it holds is given back, it ends with code 75, and
+        whoever supervises it starts a fresh one. Returns at once."""
+        if self._abandon is None:
+            raise AijobsError(f"no consumer of {self.queue_name} runs in this process")
+        self._abandon()
+
+    def dequeue(self) -> Any:
+        """The next task, or None if there is none for now or what came was no message of ours.
+        `RedisError`."""
+        data = self.storage.dequeue()
+        if data is None:
+            return None
+        try:
+            return self.deserialize_task(data)
+        except (BadMessage, HueyException) as error:
+            # Raising would put the worker to sleep. The job, if there is one, is found again by the re-drive.
+            logger.error("message.refused", queueName=self.queue_name, reason=str(error), bytes=len(data))
+            return None
+
+    def execute(self, task: Any, timestamp: Any = None) -> None:
+        """Run a task at once: no revocation, schedule, retry, lock or result of Huey's, so Redis isn't
+        asked."""
+        try:
+            task.execute()
+        except Exception as error:
+            logger.error(
+                "message.failed",
+                queueName=self.queue_name,
+                taskId=task.id,
+                error=type(error).__name__,
+                where=where(error),
+            )
+
+    def enqueue(self, task: Any) -> NoReturn:
+        raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")
+
+    def create_consumer(self, **options: Any) -> Any:
+        """What `huey_consumer` runs. Ends the process with one line and code 1 where the settings don't
+        allow it."""
+        try:
+            configure_logs(self.settings)
+            fitted = fit_options(options, self.settings)
+            check_broker(self.settings)
+            crew = self.gather_crew()
+        except SettingsError as error:
+            sys.exit(f"aijobs: {error}")
+        consumer = AiJobsConsumer(self, crew, **fitted)
+        self._abandon = consumer.abandon
+        return consumer
+
+    def _working_crew(self) -> Crew:
+        if self.crew is None:
+            raise AijobsError(f"no consumer of {self.queue_name} runs in this process")
+        return self.crew
