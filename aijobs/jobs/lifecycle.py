@@ -317,16 +317,19 @@ class LifecycleRepository:
         *,
         error_code: str | None = None,
         duration_ms: int | None = None,
+        faults: Sequence[str] = (),
         session: Session | None = None,
     ) -> AiJob:
-        """Give the lease away until `at` after an error: the wait is in the outbox and holds no worker."""
+        """Give the lease away until `at` after an error: the wait is in the outbox and holds no worker.
+
+        `faults` name what was wrong with the answer, for the next attempt's prompt.
+        """
 
         note = _Note("retry_scheduled", error_code=error_code, duration_ms=duration_ms)
 
         def free(session: Session) -> AiJob:
-            job = self._go_on_or_cancel(
-                session, claim, note, next_attempt_at=at, retry_count=AiJob.retry_count + 1, **_FREE
-            )
+            plan = {"next_attempt_at": at, "retry_count": AiJob.retry_count + 1, "answer_faults": list(faults) or None}
+            job = self._go_on_or_cancel(session, claim, note, **plan, **_FREE)
             return self._ask_again(session, job)
 
         return self._in(session, free, self._freed(claim))

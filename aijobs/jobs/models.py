@@ -73,6 +73,8 @@ class AiJob(Base):
     validated_output: Mapped[Any | None] = deferred(mapped_column(Json), raiseload=True)
     """Loaded only where a query asks for it: no list and no answer needs it."""
     output_hash: Mapped[str | None] = mapped_column(String(64))
+    answer_faults: Mapped[Any | None] = mapped_column(Json)
+    """What the last answer got wrong, for the next prompt to name."""
     artifact_count: Mapped[int] = mapped_column(Integer, default=0)
     error_code: Mapped[str | None] = mapped_column(Key(64))
     public_error_message: Mapped[str | None] = mapped_column(String(500))

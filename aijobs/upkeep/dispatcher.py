@@ -18,6 +18,7 @@ from aijobs.errors import BrokerUnavailable, JobLockConflict
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, get_logger, job_fields
+from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
@@ -179,14 +180,13 @@ class OutboxDispatcher:
         return self._outbox.mark_dead(session, event, holder, reason)
 
     def _give_up_job(self, session: Session, event: OutboxEvent) -> bool:
-        attempt = int(attempt_text) if (attempt_text := event.dedupe_key.rpartition(":")[2]).isdigit() else None
+        """Fail the job that waits for this event; False where none does any more."""
         job = session.get(AiJob, event.aggregate_id)
-        if job is None:
-            return True
+        if job is None or enqueue_key(job, job.attempt_no + 1) != event.dedupe_key:
+            return False
+        error = JobErrorInfo.of(NOT_DISPATCHED, event.last_error or "")
         try:
-            # A key that became a digest doesn't say its attempt; the job's next one is what its newest event asks for.
-            wanted = attempt if attempt is not None else job.attempt_no + 1
-            self._lifecycle.give_up(job.id, wanted, JobErrorInfo.of(NOT_DISPATCHED, event.last_error or ""), session)
+            self._lifecycle.give_up(job.id, job.attempt_no + 1, error, session)
         except JobLockConflict:
             return False
         return True

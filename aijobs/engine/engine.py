@@ -1,0 +1,201 @@
+"""The one way a job is run: PREPARE, RESOLVE, EXECUTE, PROJECT, COMPLETE.
+
+Free of Flask, Huey and Redis. Nothing is raised to whoever delivers messages: every outcome is a word, and every
+change of the job is in the database.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from aijobs.engine.complete import complete
+from aijobs.engine.execute import Execute
+from aijobs.engine.failure import as_job_error
+from aijobs.engine.heartbeat import Watcher
+from aijobs.engine.prepare import Prepare
+from aijobs.engine.project import Project
+from aijobs.engine.resolve import Resolve
+from aijobs.engine.run import Run
+from aijobs.engine.settle import Settle
+from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
+from aijobs.errors import CancelRequested, JobError, LifecycleError
+from aijobs.events import EventBus
+from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.logs import get_logger
+from aijobs.queues.message import JobMessage
+
+logger = get_logger(__name__)
+
+NOT_TAKEN = "not_taken"
+
+
+class Presence(Protocol):
+    """Who shows the world what this worker is doing. Neither method raises."""
+
+    def started(self, job_id: str) -> None: ...
+
+    def finished(self, job_id: str) -> None: ...
+
+
+class ExecutionEngine:
+    """Runs jobs for one process. `start` before the first message, `drain` before the end."""
+
+    def __init__(
+        self,
+        *,
+        prepare: Prepare,
+        resolve: Resolve,
+        execute: Execute,
+        project: Project,
+        settle: Settle,
+        lifecycle: LifecycleRepository,
+        bus: EventBus,
+        presence: Presence,
+        watcher: Callable[[ExecutionEngine], Watcher],
+        abandon: Callable[[], None],
+    ) -> None:
+        """`abandon` ends the process, after `drain`, because an attempt's code can't be brought to return."""
+        self._prepare, self._resolve, self._execute = prepare, resolve, execute
+        self._project, self._settle, self._lifecycle = project, settle, lifecycle
+        self._bus, self._presence, self._abandon = bus, presence, abandon
+        self._guard = threading.Lock()
+        self._runs: dict[str, Run] = {}
+        self._draining = False
+        self._watcher = watcher(self)
+
+    def start(self) -> None:
+        """Begin to renew leases and to look for cancel requests and deadlines."""
+        self._watcher.start()
+
+    def active(self) -> list[Run]:
+        """The attempts whose code has not returned."""
+        with self._guard:
+            return list(self._runs.values())
+
+    def execute(self, message: JobMessage) -> str:
+        """Run the job of `message` and say how the attempt ended; `not_taken` where there was nothing to run.
+
+        The attempt's code has a thread of its own, so that code which does not return when its time is up holds no
+        slot of the worker.
+        """
+        if self._draining:
+            return NOT_TAKEN
+        run = self._prepare.take(message)
+        if run is None:
+            return NOT_TAKEN
+        with self._guard:
+            self._runs[run.claim.token] = run
+        self._presence.started(run.claim.job_id)
+        threading.Thread(target=self._attempt, args=(run,), name=f"attempt-{run.claim.job_id}", daemon=True).start()
+        run.ended.wait()
+        self._presence.finished(run.claim.job_id)
+        return run.outcome
+
+    # --- one attempt -------------------------------------------------------------------------------------------
+
+    def _attempt(self, run: Run) -> None:
+        try:
+            self._walk(run)
+        except LifecycleError as gone:
+            self._yield(run, gone)
+        except BaseException as error:
+            self._fail(run, as_job_error(error), error)
+        finally:
+            run.returned.set()
+            run.end("lost")
+            with self._guard:
+                self._runs.pop(run.claim.token, None)
+
+    def _walk(self, run: Run) -> None:
+        if run.job.output_hash is None:
+            resolved = self._resolve.resolve(run)
+            self._execute.execute(run, resolved)
+        run.token.raise_if_cancelled()
+        job = self._project.project(run)
+        complete(self._bus, run, job)
+        run.end(job.lifecycle_status)
+
+    def _yield(self, run: Run, gone: LifecycleError) -> None:
+        """The row refused a write of this attempt: it was cancelled, or another has it."""
+        if isinstance(gone, CancelRequested):
+            self.stop(run, CANCELLED)
+            return
+        if not run.ended.is_set():
+            logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
+        self._close_call(run, LOST)
+
+    def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
+        if run.ended.is_set() or error.code in (LOST, RELEASED):
+            self._close_call(run, error.code)
+            return
+        try:
+            job = self._settle.settle(run, error, cause)
+        except LifecycleError as gone:
+            self._yield(run, gone)
+        except Exception as second:
+            # Nothing could be written: the lease runs out, and the reaper gives the job its next attempt.
+            logger.error("job.left_to_reaper", error=type(second).__name__, **run.fields(error_code=error.code))
+        else:
+            complete(self._bus, run, job, error.code)
+            run.end(job.lifecycle_status)
+
+    def _close_call(self, run: Run, code: str) -> None:
+        """Close the usage row of a call whose attempt is over: usage alone isn't fenced."""
+        if run.call is None:
+            return
+        try:
+            self._settle.close_call(run, code)
+        except Exception as error:
+            logger.error("usage.close_failed", error=type(error).__name__, **run.fields(error_code=code))
+
+    # --- from outside the attempt's thread -----------------------------------------------------------------------
+
+    def stop(self, run: Run, reason: str) -> None:
+        """End a run under its claim, whether or not its code has returned: cancelled, or out of time."""
+        run.token.cancel(reason)
+        try:
+            if reason == CANCELLED:
+                job = self._settle.cancel(run)
+            else:
+                error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
+                job = self._settle.settle(run, error, error)
+        except LifecycleError:
+            return  # The attempt's own thread, or another worker, was faster.
+        complete(self._bus, run, job, reason)
+        run.end(job.lifecycle_status)
+
+    def stuck(self, run: Run) -> None:
+        """An attempt's code runs on long after its end: give everything else back and leave the process."""
+        logger.error("engine.stuck", **run.fields())
+        self.drain(0)
+        self._abandon()
+
+    def drain(self, grace_s: float) -> int:
+        """Take nothing new, let running attempts finish for `grace_s` seconds, give back the rest; how many."""
+        self._draining = True
+        ends = time.monotonic() + grace_s
+        for run in self.active():
+            run.ended.wait(max(0.0, ends - time.monotonic()))
+        left = [run for run in self.active() if not run.ended.is_set()]
+        for run in left:
+            self._release(run)
+        return len(left)
+
+    def close(self) -> None:
+        """Stop the watcher, after `drain`."""
+        self._watcher.close()
+
+    def _release(self, run: Run) -> None:
+        run.token.cancel(RELEASED)
+        try:
+            job = self._lifecycle.release(run.claim)
+        except LifecycleError:
+            return  # It ended in the very moment.
+        except Exception as error:
+            logger.error("job.release_failed", error=type(error).__name__, **run.fields())
+            return
+        logger.info("job.released", **run.fields(job))
+        run.end("released")

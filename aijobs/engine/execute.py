@@ -1,0 +1,142 @@
+"""Stage 3, EXECUTE: ask the provider, read and check the answer, and save it before anything else is done with it.
+
+No database session is open while a provider is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from aijobs.ai.cost import CostCalculator
+from aijobs.ai.gateway import AiGateway
+from aijobs.ai.items import schema_faults
+from aijobs.ai.output import read_answer
+from aijobs.ai.provider import GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.usage import CallResult, UsageLog
+from aijobs.canonical import find_faults
+from aijobs.clock import Stopwatch, utc_now
+from aijobs.db import Database
+from aijobs.definitions.definition import JobDefinition
+from aijobs.engine.resolve import Resolved
+from aijobs.engine.run import OpenCall, Run
+from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.logs import get_logger
+
+logger = get_logger(__name__)
+
+
+class Execute:
+    """Turns an attempt's input into a validated output."""
+
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: LifecycleRepository,
+        gateway: AiGateway,
+        usage: UsageLog,
+        costs: CostCalculator,
+    ) -> None:
+        self._database, self._lifecycle, self._gateway = database, lifecycle, gateway
+        self._usage, self._costs = usage, costs
+
+    def execute(self, run: Run, resolved: Resolved) -> None:
+        """Leave the validated output on the job, or in `run.output` where no provider was paid for it.
+
+        `JobError` with the code of what went wrong; the usage row of a call stays open in `run.call`, for the
+        transaction that records the error to close.
+        """
+        run.token.raise_if_cancelled()
+        if resolved.request is None:
+            run.output = self._scripted(run, resolved.input)
+            return
+        text, finish_reason = self._ask(run, resolved.request)
+        output = _validated(run, resolved.input, read_answer(text, finish_reason))
+        self._save(run, output)
+
+    def _scripted(self, run: Run, job_input: Mapping[str, Any]) -> dict[str, Any]:
+        if run.definition.script is None:
+            raise TypeError(f"{run.definition.job_type} has neither prompt nor script")
+        answer = run.definition.script(job_input, run.claim.attempt_no, run.token)
+        run.token.raise_if_cancelled()
+        return _validated(run, job_input, answer)
+
+    def _ask(self, run: Run, request: GenerateRequest) -> tuple[str, str]:
+        watch = Stopwatch()
+        try:
+            answer = self._gateway.generate(request, run.token, on_call=lambda route: self._open(run, route))
+        finally:
+            if run.call is not None:
+                run.call.result = replace(run.call.result, latency_ms=watch.ms)
+        if run.call is not None:
+            run.call.result = self._priced(answer, watch.ms)
+        run.token.raise_if_cancelled()
+        return answer.text, answer.finish_reason
+
+    def _open(self, run: Run, route: Route) -> None:
+        """Open the usage row and tell the history, before the request leaves."""
+
+        def open_row(session: Session) -> str:
+            job = self._lifecycle.note_provider_call(session, run.claim)
+            return self._usage.open(session, job, route.provider, route.model)
+
+        usage_id = self._database.write(open_row)
+        run.call = OpenCall(usage_id, CallResult(route.provider, route.model))
+        logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
+
+    def _priced(self, answer: GenerateAnswer, latency_ms: int) -> CallResult:
+        cost = self._costs.cost(
+            answer.provider,
+            answer.model,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            cached_tokens=answer.cached_tokens,
+            at=utc_now(),
+        )
+        return CallResult(
+            provider=answer.provider,
+            model=answer.model,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            cached_tokens=answer.cached_tokens,
+            estimated=answer.estimated,
+            cost_micros=cost.micro_units if cost else None,
+            currency=cost.currency if cost else None,
+            price_version=cost.price_version if cost else None,
+            billed="yes",
+            latency_ms=latency_ms,
+            finish_reason=answer.finish_reason,
+        )
+
+    def _save(self, run: Run, output: dict[str, Any]) -> None:
+        call = run.call
+
+        def save(session: Session) -> None:
+            self._lifecycle.save_output(run.claim, output, session)
+            if call is not None:
+                self._usage.close(session, call.usage_id, call.result)
+
+        self._database.write(save)
+        run.call = None
+        logger.info("job.output_saved", **run.fields())
+
+
+def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer after the output's schema and the definition's own check; `JobError` VALIDATION_… naming faults."""
+    definition: JobDefinition = run.definition
+    if faults := list(find_faults(answer)):
+        raise schema_faults(faults)
+    try:
+        model = definition.output.schema.model_validate(dict(answer))
+    except ValidationError as error:
+        # Without the input, which is the model's answer and belongs in no log and no message.
+        named = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False, include_context=False)]
+        raise schema_faults(named) from None
+    output: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
+    if definition.output.validator is not None:
+        output = definition.output.validator(job_input, output, run.job.id)
+    return output

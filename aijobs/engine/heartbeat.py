@@ -1,0 +1,161 @@
+"""One watcher a process: renews leases, sees cancel requests, and ends attempts that are out of time.
+
+A beat proves that the attempt moves, not only that the process lives: it stops at the attempt's deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from sqlalchemy import select
+
+from aijobs.db import Database
+from aijobs.engine.run import Run
+from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
+from aijobs.errors import BrokerUnavailable, LifecycleError
+from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.models import AiJob
+from aijobs.logs import Outage, get_logger
+
+logger = get_logger(__name__)
+
+
+class CancelHints(Protocol):
+    """The broker's hints, faster than the database and never trusted alone."""
+
+    def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
+        """Those of the jobs for which a hint is there. `BrokerUnavailable` where nobody answers."""
+        ...
+
+
+class Watcher:
+    """Looks after the active runs of one process, in a thread of its own."""
+
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: LifecycleRepository,
+        hints: CancelHints,
+        *,
+        active: Callable[[], list[Run]],
+        stop: Callable[[Run, str], None],
+        stuck: Callable[[Run], None],
+        heartbeat_s: float,
+        watch_s: float,
+        stuck_s: float,
+    ) -> None:
+        """`active` lists the runs whose code has not returned; `stop(run, reason)` ends one under its claim;
+        `stuck(run)` is told of a run whose code runs on `stuck_s` after its end.
+        """
+        self._database, self._lifecycle, self._hints = database, lifecycle, hints
+        self._active, self._stop, self._stuck = active, stop, stuck
+        self._heartbeat_s, self._watch_s, self._stuck_s = heartbeat_s, watch_s, stuck_s
+        self._beaten: dict[str, float] = {}
+        self._over_since: dict[str, float] = {}
+        self._hints_silent_until = 0.0
+        self._outage = Outage(logger, "watcher.database")
+        self._hint_outage = Outage(logger, "watcher.broker")
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _loop(self) -> None:
+        look_at = 0.0
+        while not self._closing.wait(self._watch_s / 5):
+            if time.monotonic() < look_at and not self._hinted():
+                continue
+            look_at = time.monotonic() + self._watch_s
+            try:
+                self.look()
+                self._outage.worked()
+            except Exception as error:
+                self._outage.failed(error)
+
+    def _hinted(self) -> bool:
+        """Whether the broker hints at a cancel of an active run: a reason to look into the database now."""
+        ids = [run.claim.job_id for run in self._active() if not run.ended.is_set()]
+        if not ids or time.monotonic() < self._hints_silent_until:
+            return False
+        try:
+            hinted = bool(self._hints.find_cancel_hints(ids))
+        except BrokerUnavailable as error:
+            self._hints_silent_until = time.monotonic() + 5
+            self._hint_outage.failed(error)
+            return False
+        self._hint_outage.worked()
+        return hinted
+
+    def look(self) -> None:
+        """One round over the active runs."""
+        runs = self._active()
+        self._forget_all_but(runs)
+        self._end_overdue(runs)
+        self._report_stuck(runs)
+        live = [run for run in runs if not run.ended.is_set()]
+        if not live:
+            return
+        self._see_cancels(live)
+        for run in live:
+            if not run.ended.is_set():
+                self._beat(run)
+
+    def _forget_all_but(self, runs: list[Run]) -> None:
+        tokens = {run.claim.token for run in runs}
+        for book in (self._beaten, self._over_since):
+            for token in book.keys() - tokens:
+                del book[token]
+
+    def _end_overdue(self, runs: list[Run]) -> None:
+        for run in runs:
+            if not run.ended.is_set() and run.token.reason == TIMEOUT:
+                self._stop(run, TIMEOUT)
+
+    def _report_stuck(self, runs: list[Run]) -> None:
+        now = time.monotonic()
+        for run in runs:
+            if run.ended.is_set() and now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
+                self._stuck(run)
+
+    def _see_cancels(self, runs: list[Run]) -> None:
+        by_id = {run.claim.job_id: run for run in runs}
+        with self._database.read() as session:
+            rows = session.execute(
+                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(by_id))
+            ).all()
+        for job_id, holder, asked_at in rows:
+            run = by_id[job_id]
+            if holder != run.claim.token:
+                self._lose(run)
+            elif asked_at is not None:
+                self._stop(run, CANCELLED)
+
+    def _beat(self, run: Run) -> None:
+        token, now = run.claim.token, time.monotonic()
+        if now - self._beaten.setdefault(token, now) < self._heartbeat_s:
+            return
+        try:
+            self._lifecycle.extend_lock(run.claim)
+        except LifecycleError:
+            self._lose(run)
+            return
+        self._beaten[token] = now
+
+    def _lose(self, run: Run) -> None:
+        """Another attempt has the job: this one stops its call and writes nothing."""
+        if run.ended.is_set():
+            return
+        logger.warning("job.lock_lost", **run.fields())
+        run.token.cancel(LOST)
+        run.end("lost")

@@ -1,0 +1,43 @@
+"""Whether and when a failed attempt is followed by another: the code's rule within the definition's bounds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from aijobs.definitions.definition import JobDefinition
+from aijobs.errors import JobError, Retried, describe
+from aijobs.jobs.models import AiJob, AiJobEvent
+
+
+def wait_before_retry(
+    error: JobError, definition: JobDefinition, *, retry_count: int, max_retries: int, same_code_before: int
+) -> timedelta | None:
+    """How long to wait for the next attempt, or None where there is none.
+
+    The n-th retry waits `delay` · 2^(n−1) ms, and at least what the provider asked for. `same_code_before` is how
+    often this code was tried again already, for codes that are tried again once.
+    """
+    if retry_count >= max_retries or not _is_retried(describe(error.code).retried, definition, same_code_before):
+        return None
+    wait = timedelta(milliseconds=definition.execution.retry_backoff.delay * 2**retry_count)
+    return max(wait, error.retry_after) if error.retry_after else wait
+
+
+def _is_retried(rule: Retried, definition: JobDefinition, same_code_before: int) -> bool:
+    if rule is Retried.BY_DEFINITION:
+        return definition.execution.abort_strategy == "retry"
+    if rule is Retried.ONCE:
+        return same_code_before == 0
+    return rule in (Retried.BACKOFF, Retried.REPROMPT)
+
+
+def count_retries(session: Session, job: AiJob, code: str) -> int:
+    """How often the job was tried again for this code, by its history."""
+    return session.execute(
+        select(func.count()).where(
+            AiJobEvent.job_id == job.id, AiJobEvent.type == "retry_scheduled", AiJobEvent.error_code == code
+        )
+    ).scalar_one()

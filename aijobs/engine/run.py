@@ -1,0 +1,63 @@
+"""One attempt in hand: what each stage of the engine is given, and what it adds."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from aijobs.ai.usage import CallResult
+from aijobs.clock import Stopwatch
+from aijobs.definitions.definition import JobDefinition
+from aijobs.engine.token import CancellationToken
+from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.models import AiJob
+from aijobs.logs import job_fields
+
+
+@dataclass
+class OpenCall:
+    """A provider call whose usage row is open, and what it came to once that is known."""
+
+    usage_id: str
+    result: CallResult
+
+
+@dataclass
+class Run:
+    """One attempt of a job by this process."""
+
+    job: AiJob
+    claim: Claim
+    definition: JobDefinition
+    token: CancellationToken
+    outbox_id: str | None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    call: OpenCall | None = None
+    output: dict[str, Any] | None = None
+    """The validated output, where this attempt made it and it isn't saved."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """The attempt is over for the job: its slot is free, whether or not its code has returned."""
+    returned: threading.Event = field(default_factory=threading.Event)
+    """The attempt's code has returned."""
+    outcome: str = "lost"
+
+    def end(self, outcome: str) -> None:
+        """Say how the attempt went, once."""
+        if not self.ended.is_set():
+            self.outcome = outcome
+            self.ended.set()
+
+    def fields(self, job: AiJob | None = None, error_code: str | None = None) -> dict[str, Any]:
+        """The eight keys of a log line about this attempt."""
+        job = job or self.job
+        return job_fields(
+            jobId=job.id,
+            jobType=job.job_type,
+            queueName=job.queue_name,
+            outboxId=self.outbox_id,
+            attemptNo=self.claim.attempt_no,
+            durationMs=self.stopwatch.ms,
+            lifecycleStatus=job.lifecycle_status,
+            errorCode=error_code,
+        )

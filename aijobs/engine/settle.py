@@ -1,0 +1,101 @@
+"""How an attempt that went wrong ends: tried again, failed or cancelled, with its usage row closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqlalchemy.orm import Session
+
+from aijobs.ai.usage import UsageLog
+from aijobs.db import Clock, Database, read_clock
+from aijobs.engine.failure import internal_text
+from aijobs.engine.retry import count_retries, wait_before_retry
+from aijobs.engine.run import OpenCall, Run
+from aijobs.engine.token import CANCELLED
+from aijobs.errors import JobError, LifecycleError
+from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
+from aijobs.jobs.models import AiJob
+from aijobs.logs import get_logger
+
+logger = get_logger(__name__)
+
+
+class Settle:
+    """The one place where an error becomes a change of the job."""
+
+    def __init__(self, database: Database, clock: Clock, lifecycle: LifecycleRepository, usage: UsageLog) -> None:
+        self._database, self._clock = database, clock
+        self._lifecycle, self._usage = lifecycle, usage
+
+    def settle(self, run: Run, error: JobError, cause: BaseException) -> AiJob:
+        """Record `error` under the claim, in one transaction with the usage row it closes.
+
+        Where writing that down fails, the change is tried once more, alone; what fails then is left to the reaper.
+        Raises `LifecycleError` where the claim is gone; the usage row is closed all the same.
+        """
+        call, text = _closed(run, error.code), internal_text(cause)
+        try:
+            return self._database.write(lambda s: self._record(s, run, error, text, call))
+        except LifecycleError:
+            self.close_call(run, error.code)
+            raise
+        except Exception as second:
+            logger.error("job.settle_failed", error=type(second).__name__, **run.fields(error_code=error.code))
+            return self._lifecycle.mark_failed(run.claim, JobErrorInfo.of(error.code, text))
+
+    def cancel(self, run: Run) -> AiJob:
+        """End the job `cancelled` under the claim, and close the usage row of its call."""
+        call = _closed(run, CANCELLED)
+
+        def cancel(session: Session) -> AiJob:
+            job = self._lifecycle.mark_cancelled(run.claim, session)
+            self._close(session, call)
+            return job
+
+        return self._database.write(cancel)
+
+    def close_call(self, run: Run, error_code: str) -> None:
+        """Close the usage row of an attempt that has no say over its job any more: the money is gone."""
+        call = _closed(run, error_code)
+        self._database.write(lambda s: self._close(s, call))
+        run.call = None
+
+    def _record(self, session: Session, run: Run, error: JobError, text: str, call: OpenCall | None) -> AiJob:
+        if error.code == CANCELLED:
+            job = self._lifecycle.mark_cancelled(run.claim, session)
+        else:
+            job = self._retry_or_fail(session, run, error, text)
+        self._close(session, call)
+        return job
+
+    def _retry_or_fail(self, session: Session, run: Run, error: JobError, text: str) -> AiJob:
+        wait = wait_before_retry(
+            error,
+            run.definition,
+            retry_count=run.job.retry_count,
+            max_retries=run.job.max_retry_count,
+            same_code_before=count_retries(session, run.job, error.code),
+        )
+        ms = run.stopwatch.ms
+        if wait is None:
+            info = JobErrorInfo.of(error.code, text)
+            return self._lifecycle.mark_failed(run.claim, info, session, duration_ms=ms)
+        return self._lifecycle.release_for_retry(
+            run.claim,
+            read_clock(session, self._clock) + wait,
+            error_code=error.code,
+            duration_ms=ms,
+            faults=error.faults,
+            session=session,
+        )
+
+    def _close(self, session: Session, call: OpenCall | None) -> None:
+        if call is not None:
+            self._usage.close(session, call.usage_id, call.result)
+
+
+def _closed(run: Run, error_code: str) -> OpenCall | None:
+    """The attempt's open call with the error that it came to."""
+    if run.call is None:
+        return None
+    return replace(run.call, result=replace(run.call.result, error_code=error_code))
