@@ -80,6 +80,8 @@ class Settings:
     """Empty, in development alone: the embedded broker named in `instance/broker.json`."""
     bind: str = "127.0.0.1"
     port: int = 8000
+    trusted_proxies: int = 0
+    """How many reverse proxies stand before the web process; 0: `X-Forwarded-…` headers are not believed."""
 
     # Secrets: made once in instance/ in development, demanded in production
     secret_key: str = field(default="", repr=False)
@@ -250,3 +252,9 @@ def _check(s: Settings) -> None:
             raise SettingsError(f"{name} is on another machine ({host}): set AIJOBS_ENV to production or development")
     if s.bind not in _LOCAL_HOSTS:
         raise SettingsError(f"AIJOBS_BIND is {s.bind}, beyond this machine: set AIJOBS_ENV to production or development")
+
+
+def plain_terminal(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether output is to be without colours: NO_COLOR is set to anything, or the terminal is a dumb one."""
+    given = os.environ if environ is None else environ
+    return bool(given.get("NO_COLOR")) or given.get("TERM") == "dumb"

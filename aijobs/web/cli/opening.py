@@ -1,0 +1,75 @@
+"""What a command opens before it works: settings, a database of the right version, all services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aijobs import logs
+from aijobs.clock import iso
+from aijobs.db import Database
+from aijobs.schema import check_schema
+from aijobs.settings import Settings
+
+if TYPE_CHECKING:
+    from aijobs.wiring import Services
+
+
+def load_settings() -> Settings:
+    """The settings; log lines of a command go to standard error, warnings and worse alone."""
+    settings = Settings.load()
+    logs.configure("WARNING")
+    return settings
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """The database, its schema checked, closed at the end."""
+    database = Database(settings.database_url)
+    try:
+        check_schema(database.engine)
+        yield database
+    finally:
+        database.dispose()
+
+
+@contextmanager
+def open_services() -> Iterator[Services]:
+    """All services over a database whose schema was checked."""
+    from aijobs.wiring import build_services
+
+    settings = load_settings()
+    with open_database(settings) as database:
+        yield build_services(settings, database=database)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, passed on as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")(command)
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass as JSON: names in camelCase, instants as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {_camel(f.name): to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def write_json(value: Any) -> None:
+    """`value` as indented JSON on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))

@@ -1,0 +1,174 @@
+"""Child processes kept alive until they are told to stop, and none of them left afterwards.
+
+Each child leads a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone, which stops
+them in order. Should the supervisor itself be killed, the kernel sends each child SIGTERM (Linux).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAUNCH = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != parent:
+    sys.exit("the parent is gone")
+os.execv(command[0], command)
+"""
+"""Asks the kernel for SIGTERM at the parent's death, then becomes the child. A program of its own, as nothing may be
+done between fork and exec in a process with threads (the embedded broker's keeper is one)."""
+
+FIRST_BACK_OFF_S = 0.5
+LONGEST_BACK_OFF_S = 30.0
+STEADY_AFTER_S = 30.0
+"""A child that lived this long starts with the shortest back-off again."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """One program: its name (that of its log too), its command, and how long it may take to stop."""
+
+    name: str
+    command: Sequence[str]
+    stop_timeout_s: float = 10.0
+    stop_signal: int = signal.SIGTERM
+    inherit_fds: tuple[int, ...] = ()
+
+
+class ChildDied(Exception):
+    """A child ended before it was ready; the text says which, how, and the last line of its log."""
+
+
+class Child:
+    """One program that is kept alive. Start it from the main thread: the kernel ties it to the thread that did."""
+
+    def __init__(self, spec: ChildSpec, log: Path) -> None:
+        self.spec = spec
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._back_off_s = FIRST_BACK_OFF_S
+        self._restart_at: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the program, its output appended to its log."""
+        self._restart_at = None
+        self._started_at = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self.spec.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=self.spec.inherit_fds,
+            )
+
+    def revive(self) -> str | None:
+        """Start it again if it died and its back-off is over; one line for a death that is new, else None."""
+        if self._process is None or self.is_running:
+            return None
+        now = time.monotonic()
+        if self._restart_at is None:
+            if now - self._started_at >= STEADY_AFTER_S:
+                self._back_off_s = FIRST_BACK_OFF_S
+            self._restart_at = now + self._back_off_s
+            line = f"{self.describe_end()}; starting it again in {self._back_off_s:g} s (see {self.log})"
+            self._back_off_s = min(self._back_off_s * 2, LONGEST_BACK_OFF_S)
+            return line
+        if now >= self._restart_at:
+            self.start()
+        return None
+
+    def describe_end(self) -> str:
+        """How it ended, in half a line."""
+        code = self._process.returncode if self._process else None
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return f"{self.spec.name} ended ({how})"
+
+    def last_line(self) -> str:
+        """The last line of its log that says something."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill_session(self) -> None:
+        """End it by force, with whatever it started."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait()
+
+
+class Supervisor:
+    """A set of children: started in order, revived when they die, stopped in groups."""
+
+    def __init__(self, log_folder: Path, say: Callable[[str], None]) -> None:
+        self.children: list[Child] = []
+        self._log_folder = log_folder
+        self._say = say
+
+    def start(self, spec: ChildSpec) -> Child:
+        """Start a child with a fresh log; the one before is kept as `<name>.log.1`."""
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        log = self._log_folder / f"{spec.name}.log"
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))
+        child = Child(spec, log)
+        self.children.append(child)
+        child.start()
+        return child
+
+    def revive(self) -> None:
+        """One look at every child; call it a few times a second."""
+        for child in self.children:
+            line = child.revive()
+            if line:
+                self._say(line)
+
+    def require_alive(self) -> None:
+        """`ChildDied` where a child has ended: for the start, where a death is a mistake and not an accident."""
+        for child in self.children:
+            if not child.is_running:
+                raise ChildDied(f"{child.describe_end()}: {child.last_line()}")
+
+    def stop(self, hurry: Callable[[], bool]) -> None:
+        """Stop the children one group after the other; at once and by force where `hurry()` says so."""
+        for child in self.children:
+            child.signal(child.spec.stop_signal)
+        deadlines = {id(c): time.monotonic() + c.spec.stop_timeout_s for c in self.children}
+        waiting = list(self.children)
+        while waiting:
+            late = [c for c in waiting if hurry() or time.monotonic() > deadlines[id(c)]]
+            for child in late:
+                child.kill_session()
+            waiting = [c for c in waiting if c.is_running]
+            if waiting:
+                time.sleep(0.05)
+        for child in self.children:
+            child.kill_session()  # What a child left behind goes with its session.
+        self.children.clear()
