@@ -1,0 +1,64 @@
+"""Retry chains: a retry is a new job, so whether the work is done is told by the newest job of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from aijobs.jobs.models import AiJob
+from aijobs.monitor.views import ChainLink
+
+LONGEST = 1000
+"""Links that are read of one page's chains together; far beyond what people retry."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The jobs of one root, the first one first. A parent has one child at most, so a chain is a line."""
+
+    links: tuple[ChainLink, ...]
+
+    @property
+    def newest(self) -> ChainLink:
+        return self.links[-1]
+
+    def child_of(self, job_id: str) -> str | None:
+        """The job whose parent `job_id` is, or None."""
+        return next((link.id for link in self.links if link.parent_job_id == job_id), None)
+
+
+def find_chains(session: Session, root_ids: Collection[str]) -> dict[str, Chain]:
+    """The chains of these roots, by root id, in one statement."""
+    if not root_ids:
+        return {}
+    columns = (
+        AiJob.root_id,
+        AiJob.id,
+        AiJob.parent_job_id,
+        AiJob.lifecycle_status,
+        AiJob.error_code,
+        AiJob.attempt_no,
+        AiJob.created_at,
+        AiJob.finished_at,
+    )
+    rows = session.execute(select(*columns).where(AiJob.root_id.in_(set(root_ids))).limit(LONGEST))
+    by_root: dict[str, list[ChainLink]] = {}
+    for root_id, *values in rows:
+        by_root.setdefault(root_id, []).append(ChainLink(*values))
+    return {root_id: Chain(_in_order(links)) for root_id, links in by_root.items()}
+
+
+def _in_order(links: Sequence[ChainLink]) -> tuple[ChainLink, ...]:
+    """From parent to child: by the references, as clocks of two hosts may disagree about who was first."""
+    by_parent = {link.parent_job_id: link for link in links}
+    ids = {link.id for link in links}
+    # The parent of a chain's first job may be deleted already, or beyond what was read.
+    link: ChainLink | None = next((each for each in links if each.parent_job_id not in ids), None)
+    ordered: list[ChainLink] = []
+    while link is not None and len(ordered) < len(links):
+        ordered.append(link)
+        link = by_parent.get(link.id)
+    return tuple(ordered)

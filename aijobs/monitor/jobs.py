@@ -1,0 +1,264 @@
+"""Jobs as people see them: pages, one job, counts. Payloads are never selected but by `reveal`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, literal, select
+from sqlalchemy.orm import Session, undefer
+
+from aijobs.ai.models import AiUsageLog
+from aijobs.db import Clock
+from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.jobs import status
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot
+from aijobs.monitor.chains import Chain, find_chains
+from aijobs.monitor.filters import JobFilter
+from aijobs.monitor.keyset import Cursors, Keyset, Page
+from aijobs.monitor.outbox import OUTBOX_COLUMNS
+from aijobs.monitor.views import (
+    CAP,
+    Artifact,
+    Count,
+    HistoryEntry,
+    JobDetail,
+    JobRow,
+    JobView,
+    OutboxRow,
+    Revealed,
+    SnapshotDescription,
+    UsageRow,
+)
+from aijobs.outbox.models import ENQUEUE, OutboxEvent
+
+_HISTORY_LIMIT = 1000
+
+_COPIED = (
+    "id",
+    "user_id",
+    "job_type",
+    "target_type",
+    "target_id",
+    "queue_name",
+    "priority",
+    "lifecycle_status",
+    "progress",
+    "attempt_no",
+    "retry_count",
+    "lost_count",
+    "max_retry_count",
+    "trigger_type",
+    "credential_mode",
+    "parent_job_id",
+    "root_id",
+    "locked_by",
+    "lock_until",
+    "next_attempt_at",
+    "cancel_requested_at",
+    "cancel_requested_by",
+    "artifact_count",
+    "error_code",
+    "created_at",
+    "started_at",
+    "finished_at",
+)
+
+
+class JobReads:
+    """Each method is handed a session that reads. `find_` may be empty."""
+
+    def __init__(self, clock: Clock, registry: JobDefinitionRegistry, cursors: Cursors) -> None:
+        self._clock, self._registry, self._cursors = clock, registry, cursors
+
+    def find_page(
+        self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
+    ) -> Page[JobRow]:
+        """A page of jobs, newest first: three statements."""
+        keyset = Keyset(scope, (AiJob.created_at, AiJob.id))
+        query = keyset.page(select(AiJob).where(*wanted.conditions()), cursor, limit, self._cursors)
+        found = session.execute(query).scalars().all()
+        jobs = found[:limit]
+        behind = None
+        if len(found) > limit:
+            behind = keyset.cursor((jobs[-1].created_at, jobs[-1].id), self._cursors)
+        return Page(tuple(self._rows(session, jobs)), behind)
+
+    def find_view_page(
+        self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
+    ) -> Page[JobView]:
+        """As `find_page`, with each job's artifacts: four statements."""
+        page = self.find_page(session, wanted, cursor, limit, scope=scope)
+        made = _find_artifacts(session, [job.id for job in page.items if job.artifact_count])
+        return Page(tuple(JobView(job, made.get(job.id, ())) for job in page.items), page.next_cursor)
+
+    def find_view(self, session: Session, job_id: str, user_id: str | None = None) -> JobView | None:
+        """A job with its artifacts; None where there is none, or it is another user's: by the same statement."""
+        query = select(AiJob).where(AiJob.id == job_id)
+        if user_id is not None:
+            query = query.where(AiJob.user_id == user_id)
+        job = session.execute(query).scalar_one_or_none()
+        if job is None:
+            return None
+        (row,) = self._rows(session, [job])
+        made = _find_artifacts(session, [job.id]) if job.artifact_count else {}
+        return JobView(row, made.get(job.id, ()))
+
+    def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
+        """Everything of a job but its content, in seven statements."""
+        query = select(AiJob, self._clock.now()).where(AiJob.id == job_id)
+        if internal:
+            query = query.options(undefer(AiJob.internal_error_message))
+        found = session.execute(query).one_or_none()
+        if found is None:
+            return None
+        job, now = found
+        outbox = _find_outbox(session, job_id)
+        chains = find_chains(session, [job.root_id])
+        queued_at = _first_published([e for e in outbox if e.event_type == ENQUEUE])
+        return JobDetail(
+            job=self._row(job, queued_at, chains.get(job.root_id)),
+            input_schema_version=job.input_schema_version,
+            output_schema_version=job.output_schema_version,
+            prompt_version=job.prompt_version,
+            credential_id=job.credential_id,
+            output_hash=job.output_hash,
+            internal_error_message=job.internal_error_message if internal else None,
+            snapshot=_describe_snapshot(session, job_id),
+            artifacts=_find_artifacts(session, [job_id]).get(job_id, ()),
+            history=_find_history(session, job_id),
+            outbox=outbox,
+            usage=_find_usage(session, job_id),
+            chain=chains[job.root_id].links if job.root_id in chains else (),
+            read_at=now,
+        )
+
+    def find_revealed(self, session: Session, job_id: str) -> Revealed | None:
+        """A job's input and output. Only for who has the right, after the audit row was written."""
+        row = session.execute(
+            select(AiJob.validated_output, AiJobSnapshot.content)
+            .outerjoin(AiJobSnapshot, AiJobSnapshot.job_id == AiJob.id)
+            .where(AiJob.id == job_id)
+        ).one_or_none()
+        return None if row is None else Revealed(snapshot=row.content, validated_output=row.validated_output)
+
+    def count_by_status(self, session: Session, wanted: JobFilter) -> dict[str, Count]:
+        """How many jobs of each state the filter (but for its own state) lets through, in one statement."""
+        words = [*status.LIFECYCLE_STATUSES]
+        columns = []
+        for word in words:
+            one = JobFilter(**{**wanted.__dict__, "lifecycle_status": word})
+            some = select(literal(1).label("one")).select_from(AiJob).where(*one.conditions()).limit(CAP).subquery()
+            columns.append(select(func.count()).select_from(some).scalar_subquery())
+        return dict(zip(words, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))
+
+    # --- rows --------------------------------------------------------------------------------------------------
+
+    def _rows(self, session: Session, jobs: Sequence[AiJob]) -> list[JobRow]:
+        if not jobs:
+            return []
+        chains = find_chains(session, {job.root_id for job in jobs})
+        queued_at = _find_queued_at(session, [job.id for job in jobs])
+        return [self._row(job, queued_at.get(job.id), chains.get(job.root_id)) for job in jobs]
+
+    def _row(self, job: AiJob, queued_at: datetime | None, chain: Chain | None) -> JobRow:
+        retried_as = chain.child_of(job.id) if chain else None
+        newest = chain.newest if chain and retried_as else job
+        return JobRow(
+            **{name: getattr(job, name) for name in _COPIED},
+            phase=status.phase(job, queued_at is not None),
+            queued_at=queued_at,
+            retried_as=retried_as,
+            newest_id=newest.id,
+            newest_status=newest.lifecycle_status,
+            retry_refusal=self._retry_refusal(job, retried_as),
+            cancel_refusal=self._cancel_refusal(job),
+        )
+
+    def _retry_refusal(self, job: AiJob, retried_as: str | None) -> str | None:
+        if job.lifecycle_status not in status.FINAL:
+            return "not_final"
+        if job.lifecycle_status == status.SUCCEEDED:
+            return "succeeded"
+        if retried_as is not None:
+            return "superseded"
+        return "unknown_job_type" if self._registry.find(job.job_type) is None else None
+
+    def _cancel_refusal(self, job: AiJob) -> str | None:
+        if job.lifecycle_status in status.FINAL:
+            return "final"
+        if job.cancel_requested_at is not None:
+            return "cancel_requested"
+        definition = self._registry.find(job.job_type)
+        # A job of an unknown type can be cancelled: nothing else would ever end it.
+        return "not_cancellable" if definition is not None and not definition.execution.cancellable else None
+
+
+def _find_queued_at(session: Session, job_ids: Collection[str]) -> dict[str, datetime]:
+    """When the first enqueue event of each job was published; jobs whose event wasn't are left out."""
+    rows = session.execute(
+        select(OutboxEvent.aggregate_id, OutboxEvent.created_at, OutboxEvent.id, OutboxEvent.published_at).where(
+            OutboxEvent.aggregate_id.in_(job_ids), OutboxEvent.event_type == ENQUEUE
+        )
+    )
+    by_job: dict[str, list[Any]] = {}
+    for row in rows:
+        by_job.setdefault(row.aggregate_id, []).append(row)
+    first = {job_id: _first_published(events) for job_id, events in by_job.items()}
+    return {job_id: at for job_id, at in first.items() if at is not None}
+
+
+def _first_published(events: Sequence[Any]) -> datetime | None:
+    """`published_at` of the event that was made first."""
+    at: datetime | None = min(events, key=lambda e: (e.created_at, e.id)).published_at if events else None
+    return at
+
+
+def _find_artifacts(session: Session, job_ids: Collection[str]) -> dict[str, tuple[Artifact, ...]]:
+    if not job_ids:
+        return {}
+    rows = session.execute(
+        select(AiJobArtifact.job_id, AiJobArtifact.artifact_type, AiJobArtifact.artifact_id)
+        .where(AiJobArtifact.job_id.in_(job_ids))
+        .order_by(AiJobArtifact.job_id, AiJobArtifact.ordinal, AiJobArtifact.artifact_id)
+    )
+    made: dict[str, list[Artifact]] = {}
+    for job_id, artifact_type, artifact_id in rows:
+        made.setdefault(job_id, []).append(Artifact(artifact_type, artifact_id))
+    return {job_id: tuple(artifacts) for job_id, artifacts in made.items()}
+
+
+def _find_outbox(session: Session, job_id: str) -> tuple[OutboxRow, ...]:
+    rows = session.execute(
+        select(*OUTBOX_COLUMNS)
+        .where(OutboxEvent.aggregate_id == job_id)
+        .order_by(OutboxEvent.created_at, OutboxEvent.id)
+        .limit(_HISTORY_LIMIT)
+    )
+    return tuple(OutboxRow(*row) for row in rows)
+
+
+def _find_history(session: Session, job_id: str) -> tuple[HistoryEntry, ...]:
+    columns = [getattr(AiJobEvent, name) for name in HistoryEntry.__dataclass_fields__]
+    rows = session.execute(
+        select(*columns).where(AiJobEvent.job_id == job_id).order_by(AiJobEvent.seq).limit(_HISTORY_LIMIT)
+    )
+    return tuple(HistoryEntry(*row) for row in rows)
+
+
+def _find_usage(session: Session, job_id: str) -> tuple[UsageRow, ...]:
+    columns = [getattr(AiUsageLog, name) for name in UsageRow.__dataclass_fields__]
+    rows = session.execute(
+        select(*columns)
+        .where(AiUsageLog.job_id == job_id)
+        .order_by(AiUsageLog.attempt_no, AiUsageLog.call_no)
+        .limit(_HISTORY_LIMIT)
+    )
+    return tuple(UsageRow(*row) for row in rows)
+
+
+def _describe_snapshot(session: Session, job_id: str) -> SnapshotDescription | None:
+    columns = [getattr(AiJobSnapshot, name) for name in SnapshotDescription.__dataclass_fields__]
+    row = session.execute(select(*columns).where(AiJobSnapshot.job_id == job_id)).one_or_none()
+    return None if row is None else SnapshotDescription(*row)

@@ -1,0 +1,163 @@
+"""The window: what API and console read. Each method opens one session that reads, and takes at most 8 statements."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from aijobs.db import Clock, Database
+from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.errors import ApiError
+from aijobs.monitor.filters import JobFilter
+from aijobs.monitor.jobs import JobReads
+from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
+from aijobs.monitor.outbox import OutboxReads
+from aijobs.monitor.queues import QueueDepths, QueueReads
+from aijobs.monitor.usage import find_usage_days
+from aijobs.monitor.views import (
+    Count,
+    JobDetail,
+    JobRow,
+    JobView,
+    OutboxRow,
+    OutboxStatus,
+    QueueStatus,
+    Revealed,
+    UsageDay,
+    Workers,
+)
+from aijobs.monitor.workers import PresenceSource, WorkerReads
+from aijobs.settings import Settings
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` is spelled like one of our ids; nothing else is ever looked up."""
+    return _ID.fullmatch(text) is not None
+
+
+class Monitor:
+    """Reads, and nothing but reads. `find_` may answer None; `get_` raises `ApiError`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        clock: Clock,
+        registry: JobDefinitionRegistry,
+        broker: QueueDepths,
+        presence: PresenceSource,
+    ) -> None:
+        self._database = database
+        cursors = Cursors(settings.secret_key)
+        self._jobs = JobReads(clock, registry, cursors)
+        self._outbox = OutboxReads(clock, cursors)
+        self._queues = QueueReads(clock, broker, presence)
+        self._workers = WorkerReads(presence, late_after_s=2 * settings.heartbeat_s)
+
+    # --- a user's own jobs -------------------------------------------------------------------------------------
+
+    def find_own_job(self, user_id: str, job_id: str) -> JobView | None:
+        """The user's job; None for somebody else's and for no job, by the same statement."""
+        if not is_id(job_id):
+            return None
+        with self._database.read() as session:
+            return self._jobs.find_view(session, job_id, user_id)
+
+    def list_own_jobs(
+        self, user_id: str, wanted: JobFilter, cursor: str | None = None, limit: int = DEFAULT_LIMIT
+    ) -> Page[JobView]:
+        """The user's jobs, newest first. `InputInvalid` for a cursor that isn't this user's."""
+        own = JobFilter(**{**wanted.__dict__, "user_id": user_id})
+        with self._database.read() as session:
+            return self._jobs.find_view_page(session, own, cursor, limit, scope=f"own:{user_id}")
+
+    # --- jobs as operators see them ----------------------------------------------------------------------------
+
+    def list_jobs(self, wanted: JobFilter, cursor: str | None = None, limit: int = DEFAULT_LIMIT) -> Page[JobRow]:
+        """Jobs, newest first. `InputInvalid` for a cursor that this list did not make."""
+        with self._database.read() as session:
+            return self._jobs.find_page(session, wanted, cursor, limit, scope="jobs")
+
+    def count_jobs(self, wanted: JobFilter) -> dict[str, Count]:
+        """Capped counts by lifecycle status, of what `wanted` without its own status lets through."""
+        with self._database.read() as session:
+            return self._jobs.count_by_status(session, wanted)
+
+    def find_job(self, job_id: str) -> JobView | None:
+        """A job, whosever it is."""
+        if not is_id(job_id):
+            return None
+        with self._database.read() as session:
+            return self._jobs.find_view(session, job_id)
+
+    def get_job(self, job_id: str) -> JobView:
+        """A job, whosever it is; `JOB_NOT_FOUND`."""
+        view = self.find_job(job_id)
+        if view is None:
+            raise ApiError("JOB_NOT_FOUND")
+        return view
+
+    def get_detail(self, job_id: str, *, internal: bool = False) -> JobDetail:
+        """Everything of a job but its content; `internal`: with the internal error message. `JOB_NOT_FOUND`."""
+        detail = None
+        if is_id(job_id):
+            with self._database.read() as session:
+                detail = self._jobs.find_detail(session, job_id, internal=internal)
+        if detail is None:
+            raise ApiError("JOB_NOT_FOUND")
+        return detail
+
+    def reveal(self, job_id: str) -> Revealed:
+        """A job's input and output. The caller has checked the right and written the audit row. `JOB_NOT_FOUND`."""
+        revealed = None
+        if is_id(job_id):
+            with self._database.read() as session:
+                revealed = self._jobs.find_revealed(session, job_id)
+        if revealed is None:
+            raise ApiError("JOB_NOT_FOUND")
+        return revealed
+
+    # --- the machinery -----------------------------------------------------------------------------------------
+
+    def queue_statuses(self) -> list[QueueStatus]:
+        """The job queues; the broker's numbers are None while it is away."""
+        with self._database.read() as session:
+            return self._queues.read_statuses(session)
+
+    def outbox_status(self) -> OutboxStatus:
+        """The outbox at a glance."""
+        with self._database.read() as session:
+            return self._outbox.read_status(session)
+
+    def list_outbox(
+        self,
+        status: str | None = None,
+        event_type: str | None = None,
+        cursor: str | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> Page[OutboxRow]:
+        """Outbox events, newest first; with a status, the last to be due first."""
+        with self._database.read() as session:
+            return self._outbox.find_page(session, status, event_type, cursor, limit)
+
+    def get_event(self, event_id: str) -> OutboxRow:
+        """One outbox event; `NOT_FOUND`."""
+        row = None
+        if is_id(event_id):
+            with self._database.read() as session:
+                row = self._outbox.find(session, event_id)
+        if row is None:
+            raise ApiError("NOT_FOUND")
+        return row
+
+    def workers(self) -> Workers:
+        """All workers that beat, and those that hold jobs without a heartbeat."""
+        with self._database.read() as session:
+            return self._workers.read(session)
+
+    def usage_days(self, since: datetime, until: datetime) -> list[UsageDay]:
+        """Provider calls by UTC day, job type and currency."""
+        with self._database.read() as session:
+            return find_usage_days(session, since, until)

@@ -1,0 +1,91 @@
+"""The outbox as people see it: what waits, what is dead, what nobody knew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, literal, select
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock, read_clock
+from aijobs.monitor.keyset import Cursors, Keyset, Page
+from aijobs.monitor.views import CAP, Count, OutboxRow, OutboxStatus
+from aijobs.outbox.models import DEAD, OUTBOX_STATUSES, PENDING, PUBLISHED, OutboxEvent
+
+UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
+SHOWN = 50
+
+OUTBOX_COLUMNS = tuple(
+    OutboxEvent.aggregate_id if name == "job_id" else getattr(OutboxEvent, name)
+    for name in OutboxRow.__dataclass_fields__
+)
+
+
+@dataclass(frozen=True)
+class OutboxReads:
+    """Each method is handed a session that reads."""
+
+    clock: Clock
+    cursors: Cursors
+
+    def find_page(
+        self, session: Session, status: str | None, event_type: str | None, cursor: str | None, limit: int
+    ) -> Page[OutboxRow]:
+        """A page of events, newest first; of one status, the last to be due first."""
+        columns: tuple[Any, ...] = (OutboxEvent.id,)
+        query = select(*OUTBOX_COLUMNS)
+        if status is not None:
+            query, columns = query.where(OutboxEvent.status == status), (OutboxEvent.available_at, OutboxEvent.id)
+        if event_type is not None:
+            query = query.where(OutboxEvent.event_type == event_type)
+        keyset = Keyset(f"outbox:{len(columns)}", columns)
+        found = session.execute(keyset.page(query, cursor, limit, self.cursors)).all()
+        rows = [OutboxRow(*row) for row in found[:limit]]
+        behind = None
+        if len(found) > limit:
+            last = rows[-1]
+            behind = keyset.cursor((last.available_at, last.id) if status is not None else (last.id,), self.cursors)
+        return Page(tuple(rows), behind)
+
+    def find(self, session: Session, event_id: str) -> OutboxRow | None:
+        """One event."""
+        row = session.execute(select(*OUTBOX_COLUMNS).where(OutboxEvent.id == event_id)).one_or_none()
+        return None if row is None else OutboxRow(*row)
+
+    def read_status(self, session: Session) -> OutboxStatus:
+        """Counts, lag, dead and unknown events, in five statements."""
+        now = read_clock(session, self.clock)
+        oldest = session.execute(
+            select(OutboxEvent.available_at)
+            .where(OutboxEvent.status == PENDING, OutboxEvent.available_at <= self.clock.now())
+            .order_by(OutboxEvent.available_at)
+            .limit(1)
+        ).scalar()
+        unknown = (OutboxEvent.status == PUBLISHED, OutboxEvent.last_error == UNKNOWN_EVENT_TYPE)
+        return OutboxStatus(
+            counts=_count_by_status(session),
+            oldest_pending_at=oldest,
+            lag_s=max(0.0, (now - oldest).total_seconds()) if oldest else 0.0,
+            dead=_newest(session, OutboxEvent.status == DEAD),
+            unknown_types=_newest(session, *unknown),
+        )
+
+
+def _newest(session: Session, *conditions: Any) -> tuple[OutboxRow, ...]:
+    query = select(*OUTBOX_COLUMNS).where(*conditions).order_by(OutboxEvent.id.desc()).limit(SHOWN)
+    return tuple(OutboxRow(*row) for row in session.execute(query))
+
+
+def _count_by_status(session: Session) -> dict[str, Count]:
+    columns = []
+    for word in OUTBOX_STATUSES:
+        some = (
+            select(literal(1).label("one"))
+            .select_from(OutboxEvent)
+            .where(OutboxEvent.status == word)
+            .limit(CAP)
+            .subquery()
+        )
+        columns.append(select(func.count()).select_from(some).scalar_subquery())
+    return dict(zip(OUTBOX_STATUSES, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))

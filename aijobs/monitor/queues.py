@@ -1,0 +1,109 @@
+"""Queues as people see them: what waits, how long, who works on it, whether it is paused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from sqlalchemy import func, literal, select
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock
+from aijobs.definitions.definition import QUEUES
+from aijobs.errors import BrokerUnavailable
+from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.monitor.views import CAP, Count, QueuePaused, QueueStatus
+from aijobs.monitor.workers import PresenceSource
+
+
+class QueueDepths(Protocol):
+    """What is asked of the broker."""
+
+    def pending_count(self, queue_name: str) -> int:
+        """Messages that wait in a queue; `BrokerUnavailable`."""
+        ...
+
+
+@dataclass(frozen=True)
+class QueueReads:
+    """The database is asked in two statements; the broker's part is None while it is away."""
+
+    clock: Clock
+    broker: QueueDepths
+    presence: PresenceSource
+
+    def read_statuses(self, session: Session) -> list[QueueStatus]:
+        """All job queues."""
+        pauses = {
+            pause.queue_name: QueuePaused(pause.reason, pause.paused_by, pause.paused_at)
+            for pause in session.execute(select(QueuePause)).scalars()
+        }
+        columns: list[Any] = [self.clock.now().label("now")]
+        for name in QUEUES:
+            columns += _measures(name)
+        now, *measured = session.execute(select(*columns)).one()
+        workers = self._count_workers()
+        found = []
+        for place, name in enumerate(QUEUES):
+            queued, retrying, active, oldest = measured[place * 4 : place * 4 + 4]
+            found.append(
+                QueueStatus(
+                    queue_name=name,
+                    broker_depth=self._depth(name),
+                    queued=Count(queued),
+                    retrying=Count(retrying),
+                    active=Count(active),
+                    oldest_queued_at=oldest,
+                    oldest_age_s=_age(now, oldest),
+                    workers=None if workers is None else workers[name],
+                    paused=pauses.get(name),
+                )
+            )
+        return found
+
+    def _depth(self, queue_name: str) -> int | None:
+        try:
+            return self.broker.pending_count(queue_name)
+        except BrokerUnavailable:
+            return None
+
+    def _count_workers(self) -> Counter[str] | None:
+        try:
+            return Counter(worker.queue for worker in self.presence.read())
+        except BrokerUnavailable:
+            return None
+
+
+def _measures(queue_name: str) -> list[Any]:
+    """Queued, retrying, active, and the time of the oldest queued job."""
+    oldest = (
+        select(AiJob.created_at)
+        .where(AiJob.queue_name == queue_name, AiJob.lifecycle_status == QUEUED)
+        .order_by(AiJob.created_at, AiJob.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    return [
+        _count(queue_name, AiJob.lifecycle_status == QUEUED),
+        _count(queue_name, AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None)),
+        _count(queue_name, AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None)),
+        oldest,
+    ]
+
+
+def _count(queue_name: str, *conditions: Any) -> Any:
+    some = (
+        select(literal(1).label("one"))
+        .select_from(AiJob)
+        .where(AiJob.queue_name == queue_name, *conditions)
+        .limit(CAP)
+        .subquery()
+    )
+    return select(func.count()).select_from(some).scalar_subquery()
+
+
+def _age(now: datetime, since: datetime | None) -> float | None:
+    return None if since is None else max(0.0, (now - since).total_seconds())

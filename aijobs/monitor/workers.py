@@ -1,0 +1,113 @@
+"""Workers as people see them: who beats, who is late, and who holds jobs without a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from aijobs.errors import BrokerUnavailable
+from aijobs.ids import InstanceId
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import RUNNING
+from aijobs.monitor.views import HeldJob, WorkerRow, Workers
+
+MOST_HELD = 1000
+
+
+class Heartbeat(Protocol):
+    """What a worker last said of itself."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def started_at(self) -> Any: ...
+    @property
+    def active_job_count(self) -> int: ...
+    @property
+    def active_job_ids(self) -> Sequence[str]: ...
+    @property
+    def age_s(self) -> float: ...
+
+
+class PresenceSource(Protocol):
+    """Where heartbeats are read."""
+
+    def read(self) -> Sequence[Heartbeat]:
+        """All heartbeats that are there; `BrokerUnavailable`."""
+        ...
+
+
+@dataclass(frozen=True)
+class WorkerReads:
+    """Heartbeats beside what the database says is held, in one statement."""
+
+    presence: PresenceSource
+    late_after_s: float
+
+    def read(self, session: Session) -> Workers:
+        """All workers: the ones that beat, and those that hold jobs and don't."""
+        held = _find_held(session)
+        try:
+            beats = list(self.presence.read())
+        except BrokerUnavailable:
+            return Workers(True, tuple(_silent(each, jobs, "unknown") for each, jobs in sorted(held.items())))
+        rows = [self._alive(beat, held.pop(beat.instance_id, [])) for beat in beats]
+        rows.sort(key=lambda row: (row.queue_name, row.host, row.instance_id))
+        lost = [_silent(each, jobs, "lost") for each, jobs in sorted(held.items())]
+        return Workers(False, (*rows, *lost))
+
+    def _alive(self, beat: Heartbeat, held: Sequence[HeldJob]) -> WorkerRow:
+        started = beat.started_at
+        return WorkerRow(
+            instance_id=beat.instance_id,
+            queue_name=beat.queue,
+            host=beat.host,
+            pid=beat.pid,
+            started_at=started if started is None or isinstance(started, str) else started.isoformat(),
+            state="late" if beat.age_s > self.late_after_s else "live",
+            age_s=beat.age_s,
+            active_job_count=beat.active_job_count,
+            active_job_ids=tuple(beat.active_job_ids),
+            holds=tuple(held),
+        )
+
+
+def _silent(instance_id: str, held: Sequence[HeldJob], state: str) -> WorkerRow:
+    """A worker that is known by the jobs it holds alone."""
+    known = InstanceId.parse(instance_id)
+    return WorkerRow(
+        instance_id=instance_id,
+        queue_name=held[0].queue_name,
+        host=known.host if known else "",
+        pid=known.pid if known else None,
+        started_at=None,
+        state=state,
+        age_s=None,
+        active_job_count=len(held),
+        active_job_ids=tuple(job.id for job in held),
+        holds=tuple(held),
+    )
+
+
+def _find_held(session: Session) -> dict[str, list[HeldJob]]:
+    """Held jobs by the instance that holds them."""
+    rows = session.execute(
+        select(AiJob.locked_by, AiJob.id, AiJob.job_type, AiJob.queue_name, AiJob.attempt_no, AiJob.lock_until)
+        .where(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None))
+        .order_by(AiJob.created_at, AiJob.id)
+        .limit(MOST_HELD)
+    )
+    held: dict[str, list[HeldJob]] = {}
+    for locked_by, *values in rows:
+        held.setdefault(locked_by.split("/", 1)[0], []).append(HeldJob(*values))
+    return held

@@ -1,0 +1,1 @@
+"""The JSON API: the user's and the operators'."""

@@ -1,0 +1,283 @@
+"""What operators ask: any job, its retry and cancel, and the machinery behind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from flask import Blueprint, Flask, Response, g, request
+from flask_login import current_user
+
+from aijobs.clock import iso, utc_now
+from aijobs.errors import ApiError, InputInvalid
+from aijobs.monitor.filters import PARAMETERS, JobFilter
+from aijobs.monitor.views import JobRow
+from aijobs.web import rights
+from aijobs.web.api import answers
+from aijobs.web.api.answers import answer
+from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
+from aijobs.web.audit import audited
+from aijobs.web.auth import bearer_token, check_csrf_header, find_token_operator, get_operator
+from aijobs.web.context import language, services
+from aijobs.web.requests import (
+    PAGE_PARAMETERS,
+    page_of,
+    read_json_object,
+    read_no_parameters,
+    read_optional_object,
+    read_parameters,
+    read_reason,
+)
+from aijobs.web.user_tokens import is_user_request
+
+LONGEST_USAGE = timedelta(days=366)
+
+
+def admin_list_jobs() -> Response:
+    parameters = read_parameters({**dict.fromkeys(PARAMETERS, str), **PAGE_PARAMETERS})
+    page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
+    body: dict[str, Any] = {"jobs": [answers.admin_job(job, language()) for job in page.items]}
+    return answer(body | ({"nextCursor": page.next_cursor} if page.next_cursor else {}))
+
+
+def admin_show_job(job_id: str) -> Response:
+    read_no_parameters()
+    internal = get_operator().may(rights.INTERNAL_ERRORS)
+    detail = services().monitor.get_detail(job_id, internal=internal)
+    return answer(answers.admin_detail(detail, language()))
+
+
+def admin_reveal_job(job_id: str) -> Response:
+    read_no_parameters()
+    body = read_json_object()
+    reason = read_reason(body, required=True)
+    _refuse_others(body, "reason")
+    job = services().monitor.get_job(job_id).job
+    with audited(get_operator(), "job.reveal", "job", job.id, reason=reason, before=_state(job)) as entry:
+        revealed = services().monitor.reveal(job.id)
+        entry.after = {
+            "snapshot": revealed.snapshot is not None,
+            "validatedOutput": revealed.validated_output is not None,
+        }
+    shown: dict[str, Any] = {"jobId": job.id}
+    if revealed.snapshot is not None:
+        shown["snapshot"] = revealed.snapshot
+    if revealed.validated_output is not None:
+        shown["validatedOutput"] = revealed.validated_output
+    return answer(shown)
+
+
+def admin_retry_job(job_id: str) -> Response:
+    read_no_parameters()
+    reason = read_reason(read_optional_object(("reason",)), required=False)
+    job = services().monitor.get_job(job_id).job
+    operator = get_operator()
+    with audited(operator, "job.retry", "job", job.id, reason=reason, before=_state(job)) as entry:
+        made = services().jobs.retry(job.id, by=operator.actor)
+        entry.after = {"childJobId": made.job.id, "created": made.created}
+    child = services().monitor.get_job(made.job.id).job
+    return answer(
+        answers.admin_job(child, language()),
+        201 if made.created else 200,
+        location=f"/admin-api/ai/jobs/{child.id}",
+    )
+
+
+def admin_cancel_job(job_id: str) -> Response:
+    read_no_parameters()
+    reason = read_reason(read_optional_object(("reason",)), required=False)
+    job = services().monitor.get_job(job_id).job
+    operator = get_operator()
+    with audited(operator, "job.cancel", "job", job.id, reason=reason, before=_state(job)) as entry:
+        services().jobs.cancel(job.id, by=operator.actor)
+        after = services().monitor.get_job(job.id).job
+        entry.after = _state(after)
+    return answer(answers.admin_job(after, language()))
+
+
+def admin_queues_status() -> Response:
+    read_no_parameters()
+    return answer({"queues": [answers.queue_status(queue) for queue in services().monitor.queue_statuses()]})
+
+
+def admin_outbox_status() -> Response:
+    read_no_parameters()
+    return answer(answers.outbox_status(services().monitor.outbox_status()))
+
+
+def admin_requeue_event(event_id: str) -> Response:
+    read_no_parameters()
+    reason = read_reason(read_optional_object(("reason",)), required=False)
+    event = services().monitor.get_event(event_id)
+    with audited(
+        get_operator(), "outbox.requeue", "outbox_event", event.id, reason=reason, before={"status": event.status}
+    ) as entry:
+        services().outbox.requeue(event.id)
+        after = services().monitor.get_event(event.id)
+        entry.after = {"status": after.status, "jobId": after.job_id}
+    return answer(answers.outbox_event(after))
+
+
+def admin_list_workers() -> Response:
+    read_no_parameters()
+    found = services().monitor.workers()
+    return answer({"brokerAway": found.broker_away, "workers": [answers.worker(row) for row in found.workers]})
+
+
+def admin_show_usage() -> Response:
+    parameters = read_parameters({"from": PARAMETERS["createdFrom"][1], "to": PARAMETERS["createdTo"][1]})
+    until: datetime = parameters.get("to", utc_now())
+    since: datetime = parameters.get("from") or max(until - timedelta(days=30), datetime(1970, 1, 1, tzinfo=UTC))
+    if not timedelta() <= until - since <= LONGEST_USAGE:
+        raise InputInvalid([("from", f"must be before to, by at most {LONGEST_USAGE.days} days")])
+    days = services().monitor.usage_days(since, until)
+    return answer({"from": iso(since), "to": iso(until), "days": [answers.usage_day(day) for day in days]})
+
+
+def _state(job: JobRow) -> dict[str, Any]:
+    return {"lifecycleStatus": job.lifecycle_status, "phase": job.phase, "attempt": job.attempt_no}
+
+
+def _refuse_others(body: dict[str, Any], *allowed: str) -> None:
+    unknown = [(name[:100], "unknown field") for name in body if name not in allowed]
+    if unknown:
+        raise InputInvalid(unknown[:20])
+
+
+_READ = ("UNAUTHORIZED", "FORBIDDEN", "INPUT_INVALID")
+_WRITE = (*_READ, "BAD_REQUEST", "PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE")
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/admin-api/ai/jobs",
+        admin_list_jobs,
+        "Jobs, newest first",
+        {200: "AdminJobPage"},
+        errors=_READ,
+        parameters=(*PARAMETERS, "cursor", "limit"),
+        right=rights.VIEW,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/jobs/{jobId}",
+        admin_show_job,
+        "A job with its history, outbox events, provider calls, artifacts and retry chain",
+        {200: "AdminJobDetail"},
+        errors=(*_READ, "JOB_NOT_FOUND"),
+        right=rights.VIEW,
+    ),
+    Operation(
+        "POST",
+        "/admin-api/ai/jobs/{jobId}/reveal",
+        admin_reveal_job,
+        "A job's input and output; the reason is kept in the audit log",
+        {200: "Revealed"},
+        errors=(*_WRITE, "JOB_NOT_FOUND"),
+        body="RevealRequest",
+        right=rights.REVEAL,
+    ),
+    Operation(
+        "POST",
+        "/admin-api/ai/jobs/{jobId}/retry",
+        admin_retry_job,
+        "Run a failed or cancelled job again as a new job; 200 if that was done already and goes on",
+        {201: "AdminJob", 200: "AdminJob"},
+        errors=(*_WRITE, "JOB_NOT_FOUND", "JOB_NOT_RETRYABLE", "PLATFORM_UNAVAILABLE"),
+        body="ReasonRequest",
+        body_required=False,
+        location=True,
+        right=rights.RETRY,
+    ),
+    Operation(
+        "POST",
+        "/admin-api/ai/jobs/{jobId}/cancel",
+        admin_cancel_job,
+        "Ask for a job to be cancelled",
+        {200: "AdminJob"},
+        errors=(*_WRITE, "JOB_NOT_FOUND", "JOB_NOT_CANCELLABLE"),
+        body="ReasonRequest",
+        body_required=False,
+        right=rights.CANCEL,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/jobs/queues/status",
+        admin_queues_status,
+        "What waits and what runs in each queue",
+        {200: "QueueStatusList"},
+        errors=_READ,
+        right=rights.VIEW,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/jobs/outbox/status",
+        admin_outbox_status,
+        "The outbox: counts, lag, dead events, unknown types",
+        {200: "OutboxStatus"},
+        errors=_READ,
+        right=rights.VIEW,
+    ),
+    Operation(
+        "POST",
+        "/admin-api/ai/outbox/{eventId}/requeue",
+        admin_requeue_event,
+        "Send a dead end event again",
+        {200: "OutboxEvent"},
+        errors=(*_WRITE, "NOT_FOUND", "JOB_NOT_RETRYABLE"),
+        body="ReasonRequest",
+        body_required=False,
+        right=rights.OUTBOX_FIX,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/workers",
+        admin_list_workers,
+        "Worker processes and what they hold",
+        {200: "WorkerList"},
+        errors=_READ,
+        right=rights.VIEW,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/usage",
+        admin_show_usage,
+        "Tokens and cost by UTC day, job type and currency",
+        {200: "Usage"},
+        errors=_READ,
+        parameters=("from", "to"),
+        right=rights.VIEW_USAGE,
+    ),
+)
+
+DOCUMENT = build_document(
+    "aijobs for operators",
+    "See every job, retry and cancel, watch queues, outbox and workers. With a session's cookie, "
+    "writes need its CSRF token in `X-CSRF-Token`.",
+    OPERATIONS,
+    {
+        "operatorToken": {"type": "http", "scheme": "bearer"},
+        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},
+    },
+)
+
+
+def init_app(app: Flask) -> None:
+    """Add the operators' API to `app`."""
+    blueprint = Blueprint("admin_api", __name__)
+    blueprint.before_request(_authenticate)
+    add_operations(blueprint, OPERATIONS)
+    app.register_blueprint(blueprint)
+    add_document(app, "/admin-api/openapi.json", DOCUMENT, "admin_openapi")
+
+
+def _authenticate() -> None:
+    """Who asks: an `Authorization` header stands alone, whatever session comes with it."""
+    if "Authorization" in request.headers:
+        token = bearer_token()
+        g.operator = find_token_operator(token) if token else None
+        if g.operator is None and is_user_request():
+            raise ApiError("FORBIDDEN")  # Known, and no operator.
+    elif current_user.is_authenticated and request.method not in ("GET", "HEAD", "OPTIONS"):
+        check_csrf_header()
+    get_operator()

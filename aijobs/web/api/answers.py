@@ -1,0 +1,232 @@
+"""What answers look like: whitelists, key by key. A key without a value is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from flask import Response, jsonify
+
+from aijobs.clock import iso
+from aijobs.errors import describe
+from aijobs.jobs.status import SUCCEEDED
+from aijobs.monitor.views import (
+    Artifact,
+    ChainLink,
+    HistoryEntry,
+    JobDetail,
+    JobRow,
+    JobView,
+    OutboxRow,
+    OutboxStatus,
+    QueueStatus,
+    SnapshotDescription,
+    UsageDay,
+    UsageRow,
+    WorkerRow,
+)
+from aijobs.web.context import language
+
+
+def answer(body: Mapping[str, Any], status: int = 200, location: str | None = None) -> Response:
+    """A JSON answer in the request's language."""
+    response = jsonify(body)
+    response.status_code = status
+    response.headers["Content-Language"] = language()
+    response.vary.add("Accept-Language")
+    if location is not None:
+        response.headers["Location"] = location
+    return response
+
+
+def user_job(view: JobView, lang: str) -> dict[str, Any]:
+    """The Job that a user sees."""
+    job = view.job
+    body = _job(job, lang)
+    if job.lifecycle_status == SUCCEEDED:
+        artifacts = [_artifact(each) for each in view.artifacts]
+        body["result"] = {"artifactCount": job.artifact_count, "artifacts": artifacts}
+    return body
+
+
+def admin_job(job: JobRow, lang: str) -> dict[str, Any]:
+    """A job in an operator's list."""
+    return _job(job, lang) | _present(
+        userId=job.user_id,
+        targetType=job.target_type,
+        targetId=job.target_id,
+        triggerType=job.trigger_type,
+        credentialMode=job.credential_mode,
+        parentJobId=job.parent_job_id,
+        rootId=job.root_id,
+        retryCount=job.retry_count,
+        lostCount=job.lost_count,
+        maxRetryCount=job.max_retry_count,
+        lockedBy=job.locked_by,
+        lockUntil=job.lock_until,
+        cancelRequestedBy=job.cancel_requested_by,
+        artifactCount=job.artifact_count,
+        newestJobId=job.newest_id,
+        newestLifecycleStatus=job.newest_status,
+        recoveredBy=job.recovered_by,
+        retryable=job.retry_refusal is None,
+        retryRefusal=job.retry_refusal,
+        cancellable=job.cancel_refusal is None,
+        cancelRefusal=job.cancel_refusal,
+    )
+
+
+def admin_detail(detail: JobDetail, lang: str) -> dict[str, Any]:
+    """Everything of one job but its content."""
+    return admin_job(detail.job, lang) | _present(
+        inputSchemaVersion=detail.input_schema_version,
+        outputSchemaVersion=detail.output_schema_version,
+        promptVersion=detail.prompt_version,
+        credentialId=detail.credential_id,
+        outputHash=detail.output_hash,
+        internalErrorMessage=detail.internal_error_message,
+        snapshot=_snapshot(detail.snapshot) if detail.snapshot else None,
+        artifacts=[_artifact(each) for each in detail.artifacts],
+        history=[_history(each) for each in detail.history],
+        outbox=[outbox_event(each) for each in detail.outbox],
+        usage=[_usage(each) for each in detail.usage],
+        chain=[_link(each) for each in detail.chain],
+    )
+
+
+def outbox_event(row: OutboxRow) -> dict[str, Any]:
+    """An outbox event; its dedupe key and payload stay inside."""
+    return _present(
+        eventId=row.id,
+        eventType=row.event_type,
+        jobId=row.job_id,
+        queueName=row.queue_name,
+        status=row.status,
+        attemptCount=row.attempt_count,
+        availableAt=row.available_at,
+        lockedBy=row.locked_by,
+        lockedAt=row.locked_at,
+        publishedAt=row.published_at,
+        lastSentAt=row.last_sent_at,
+        redrives=row.redrives,
+        lastError=row.last_error,
+        createdAt=row.created_at,
+        requeueable=row.requeueable,
+    )
+
+
+def queue_status(queue: QueueStatus) -> dict[str, Any]:
+    """A queue; what only the broker knows is null while it is away."""
+    paused = queue.paused
+    body = _present(
+        queueName=queue.queue_name,
+        waiting=queue.queued.value + queue.retrying.value,
+        queued=queue.queued.value,
+        retrying=queue.retrying.value,
+        active=queue.active.value,
+        oldestQueuedAt=queue.oldest_queued_at,
+        oldestAgeMs=_ms(queue.oldest_age_s),
+        paused=_present(reason=paused.reason, by=paused.by, at=paused.at) if paused else None,
+    )
+    return body | {"brokerDepth": queue.broker_depth, "workers": queue.workers}
+
+
+def outbox_status(outbox: OutboxStatus) -> dict[str, Any]:
+    """The outbox at a glance."""
+    return _present(
+        counts={status: count.value for status, count in outbox.counts.items()},
+        oldestPendingAt=outbox.oldest_pending_at,
+        lagMs=_ms(outbox.lag_s),
+        dead=[outbox_event(row) for row in outbox.dead],
+        unknownTypes=[outbox_event(row) for row in outbox.unknown_types],
+    )
+
+
+def worker(row: WorkerRow) -> dict[str, Any]:
+    """A worker process."""
+    return _present(
+        instanceId=row.instance_id,
+        queueName=row.queue_name,
+        host=row.host,
+        pid=row.pid,
+        startedAt=row.started_at,
+        state=row.state,
+        heartbeatAgeMs=_ms(row.age_s),
+        activeJobCount=row.active_job_count,
+        activeJobIds=list(row.active_job_ids),
+        holds=[_camel(asdict(job)) for job in row.holds],
+    )
+
+
+def usage_day(day: UsageDay) -> dict[str, Any]:
+    """A day's calls; the cost is null where nothing is priced, never 0."""
+    return _camel(asdict(day)) | {"costMicros": day.cost_micros}
+
+
+def _job(job: JobRow, lang: str) -> dict[str, Any]:
+    return _present(
+        jobId=job.id,
+        jobType=job.job_type,
+        lifecycleStatus=job.lifecycle_status,
+        phase=job.phase,
+        queueName=job.queue_name,
+        priority=job.priority,
+        progress=job.progress,
+        attempt=job.attempt_no,
+        createdAt=job.created_at,
+        queuedAt=job.queued_at,
+        startedAt=job.started_at,
+        finishedAt=job.finished_at,
+        nextAttemptAt=job.next_attempt_at,
+        cancelRequestedAt=job.cancel_requested_at,
+        retriedAs=job.retried_as,
+        errorCode=job.error_code,
+        publicErrorMessage=describe(job.error_code).message(lang) if job.error_code else None,
+    )
+
+
+def _artifact(artifact: Artifact) -> dict[str, Any]:
+    return {"artifactType": artifact.artifact_type, "artifactId": artifact.artifact_id}
+
+
+def _history(entry: HistoryEntry) -> dict[str, Any]:
+    return _renamed(entry, attemptNo="attempt")
+
+
+def _link(link: ChainLink) -> dict[str, Any]:
+    return _renamed(link, id="jobId", attemptNo="attempt")
+
+
+def _snapshot(snapshot: SnapshotDescription) -> dict[str, Any]:
+    return _camel(asdict(snapshot))
+
+
+def _usage(usage: UsageRow) -> dict[str, Any]:
+    return _renamed(usage, attemptNo="attempt", callNo="call") | {"costMicros": usage.cost_micros}
+
+
+def _renamed(value: Any, **names: str) -> dict[str, Any]:
+    return {names.get(key, key): inner for key, inner in _camel(asdict(value)).items()}
+
+
+def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields under camelCase names; ones without a value are left out."""
+    found = {}
+    for name, value in fields.items():
+        head, *rest = name.split("_")
+        found[head + "".join(word.capitalize() for word in rest)] = value
+    return _present(**found)
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    return {
+        name: iso(value) if isinstance(value, datetime) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

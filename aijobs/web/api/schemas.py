@@ -1,0 +1,306 @@
+"""The shapes of the API, as JSON Schema. A test holds real answers to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aijobs.definitions.definition import QUEUES
+from aijobs.jobs.models import EVENT_TYPES
+from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
+from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
+from aijobs.monitor.views import CAP
+from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.web.requests import LONGEST_REASON
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NATURAL: Schema = {"type": "integer", "minimum": 0}
+COUNT: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": CAP,
+    "description": f"Counted up to {CAP}, which stands for {CAP - 1} or more.",
+}
+FLAG: Schema = {"type": "boolean"}
+TIME: Schema = {"type": "string", "format": "date-time", "pattern": "Z$"}
+STATUS: Schema = {"type": "string", "enum": list(LIFECYCLE_STATUSES)}
+IDENTIFIER: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
+
+
+def record(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object with these properties and no others."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_JOB: dict[str, Schema] = {
+    "jobId": TEXT,
+    "jobType": TEXT,
+    "lifecycleStatus": STATUS,
+    "phase": {"type": "string", "enum": list(PHASES)},
+    "queueName": {"type": "string", "enum": list(QUEUES)},
+    "priority": {"type": "integer", "minimum": 0, "maximum": 100},
+    "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+    "attempt": NATURAL,
+    "createdAt": TIME,
+}
+_JOB_OPTIONAL: dict[str, Schema] = {
+    "queuedAt": TIME,
+    "startedAt": TIME,
+    "finishedAt": TIME,
+    "nextAttemptAt": TIME,
+    "cancelRequestedAt": TIME,
+    "retriedAs": TEXT,
+    "errorCode": TEXT,
+    "publicErrorMessage": TEXT,
+}
+_ADMIN_JOB: dict[str, Schema] = _JOB | {
+    "userId": TEXT,
+    "targetType": TEXT,
+    "targetId": TEXT,
+    "triggerType": {"type": "string", "enum": ["user", "admin", "system"]},
+    "credentialMode": TEXT,
+    "rootId": TEXT,
+    "retryCount": NATURAL,
+    "lostCount": NATURAL,
+    "maxRetryCount": NATURAL,
+    "artifactCount": NATURAL,
+    "newestJobId": TEXT,
+    "newestLifecycleStatus": STATUS,
+    "retryable": FLAG,
+    "cancellable": FLAG,
+}
+_ADMIN_JOB_OPTIONAL: dict[str, Schema] = _JOB_OPTIONAL | {
+    "parentJobId": TEXT,
+    "lockedBy": TEXT,
+    "lockUntil": TIME,
+    "cancelRequestedBy": TEXT,
+    "recoveredBy": TEXT,
+    "retryRefusal": {"type": "string", "enum": ["not_final", "succeeded", "superseded", "unknown_job_type"]},
+    "cancelRefusal": {"type": "string", "enum": ["final", "cancel_requested", "not_cancellable"]},
+}
+_REASON: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_REASON}
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": {
+        "type": "object",
+        "properties": {
+            "error": record({"code": TEXT, "message": TEXT}, {"details": {"type": "object"}}),
+        },
+        "required": ["error"],
+    },
+    "Artifact": record({"artifactType": TEXT, "artifactId": TEXT}),
+    "Job": record(
+        _JOB,
+        _JOB_OPTIONAL | {"result": record({"artifactCount": NATURAL, "artifacts": array(ref("Artifact"))})},
+    ),
+    "JobPage": record({"jobs": array(ref("Job"))}, {"nextCursor": TEXT}),
+    "NoBody": record({}),
+    "FlashcardRequest": {
+        "type": "object",
+        "description": "The input of the job type `flashcard_generation`.",
+    },
+    "FlashcardSet": record({"job": ref("Job"), "flashcards": array({"type": "object"})}),
+    "AdminJob": record(_ADMIN_JOB, _ADMIN_JOB_OPTIONAL),
+    "AdminJobPage": record({"jobs": array(ref("AdminJob"))}, {"nextCursor": TEXT}),
+    "AdminJobDetail": record(
+        _ADMIN_JOB
+        | {
+            "inputSchemaVersion": TEXT,
+            "outputSchemaVersion": TEXT,
+            "artifacts": array(ref("Artifact")),
+            "history": array(ref("HistoryEntry")),
+            "outbox": array(ref("OutboxEvent")),
+            "usage": array(ref("ProviderCall")),
+            "chain": array(ref("ChainLink")),
+        },
+        _ADMIN_JOB_OPTIONAL
+        | {
+            "promptVersion": TEXT,
+            "credentialId": TEXT,
+            "outputHash": TEXT,
+            "internalErrorMessage": {"type": "string", "description": "For SUPER_ADMIN alone."},
+            "snapshot": ref("Snapshot"),
+        },
+    ),
+    "Snapshot": record(
+        {
+            "schemaVersion": TEXT,
+            "contentHash": TEXT,
+            "contentBytes": NATURAL,
+            "redactionVersion": TEXT,
+            "expiresAt": TIME,
+        }
+    ),
+    "HistoryEntry": record(
+        {
+            "seq": NATURAL,
+            "type": {"type": "string", "enum": list(EVENT_TYPES)},
+            "attempt": NATURAL,
+            "actor": TEXT,
+            "at": TIME,
+        },
+        {"instance": TEXT, "errorCode": TEXT, "durationMs": INTEGER},
+    ),
+    "ProviderCall": record(
+        {
+            "attempt": NATURAL,
+            "call": NATURAL,
+            "state": {"type": "string", "enum": ["started", "done", "failed", "lost"]},
+            "provider": TEXT,
+            "model": TEXT,
+            "credentialMode": TEXT,
+            "estimated": FLAG,
+            "costMicros": nullable(INTEGER),
+            "billed": {"type": "string", "enum": ["yes", "no", "unknown"]},
+            "startedAt": TIME,
+        },
+        {
+            "promptTokens": NATURAL,
+            "completionTokens": NATURAL,
+            "cachedTokens": NATURAL,
+            "currency": TEXT,
+            "priceVersion": TEXT,
+            "latencyMs": NATURAL,
+            "finishReason": TEXT,
+            "errorCode": TEXT,
+            "finishedAt": TIME,
+        },
+    ),
+    "ChainLink": record(
+        {"jobId": TEXT, "lifecycleStatus": STATUS, "attempt": NATURAL, "createdAt": TIME},
+        {"parentJobId": TEXT, "errorCode": TEXT, "finishedAt": TIME},
+    ),
+    "OutboxEvent": record(
+        {
+            "eventId": TEXT,
+            "eventType": TEXT,
+            "jobId": TEXT,
+            "status": {"type": "string", "enum": list(OUTBOX_STATUSES)},
+            "attemptCount": NATURAL,
+            "availableAt": TIME,
+            "redrives": NATURAL,
+            "createdAt": TIME,
+            "requeueable": FLAG,
+        },
+        {
+            "queueName": TEXT,
+            "lockedBy": TEXT,
+            "lockedAt": TIME,
+            "publishedAt": TIME,
+            "lastSentAt": TIME,
+            "lastError": TEXT,
+        },
+    ),
+    "RevealRequest": record({"reason": _REASON}),
+    "ReasonRequest": record({}, {"reason": _REASON}),
+    "Revealed": record({"jobId": TEXT}, {"snapshot": {}, "validatedOutput": {}}),
+    "QueueStatusList": record({"queues": array(ref("QueueStatus"))}),
+    "QueueStatus": record(
+        {
+            "queueName": TEXT,
+            "brokerDepth": nullable(NATURAL),
+            "waiting": NATURAL,
+            "queued": COUNT,
+            "retrying": COUNT,
+            "active": COUNT,
+            "workers": nullable(NATURAL),
+        },
+        {
+            "oldestQueuedAt": TIME,
+            "oldestAgeMs": NATURAL,
+            "paused": record({"reason": TEXT, "by": TEXT, "at": TIME}),
+        },
+    ),
+    "OutboxStatus": record(
+        {
+            "counts": record(dict.fromkeys(OUTBOX_STATUSES, COUNT)),
+            "lagMs": NATURAL,
+            "dead": array(ref("OutboxEvent")),
+            "unknownTypes": array(ref("OutboxEvent")),
+        },
+        {"oldestPendingAt": TIME},
+    ),
+    "WorkerList": record({"brokerAway": FLAG, "workers": array(ref("Worker"))}),
+    "Worker": record(
+        {
+            "instanceId": TEXT,
+            "queueName": TEXT,
+            "host": TEXT,
+            "state": {"type": "string", "enum": ["live", "late", "lost", "unknown"]},
+            "activeJobCount": NATURAL,
+            "activeJobIds": array(TEXT),
+            "holds": array(
+                record(
+                    {"id": TEXT, "jobType": TEXT, "queueName": TEXT, "attemptNo": NATURAL},
+                    {"lockUntil": TIME},
+                )
+            ),
+        },
+        {"pid": NATURAL, "startedAt": TEXT, "heartbeatAgeMs": NATURAL},
+    ),
+    "Usage": record({"from": TIME, "to": TIME, "days": array(ref("UsageDay"))}),
+    "UsageDay": record(
+        {
+            "day": {"type": "string", "format": "date"},
+            "jobType": TEXT,
+            "calls": NATURAL,
+            "failedCalls": NATURAL,
+            "promptTokens": NATURAL,
+            "completionTokens": NATURAL,
+            "costMicros": nullable(INTEGER),
+            "unpricedCalls": NATURAL,
+        },
+        {"currency": TEXT},
+    ),
+}
+
+
+def _query(schema: Schema, description: str, *, required: bool = False) -> dict[str, Any]:
+    return {"in": "query", "required": required, "description": description, "schema": schema}
+
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "jobType": _query(TEXT, "A job type; hyphens stand for underscores."),
+    "lifecycleStatus": _query(STATUS, "The stored state."),
+    "status": _query(STATUS, "Another name of lifecycleStatus."),
+    "queueName": _query({"type": "string", "enum": list(QUEUES)}, "The queue."),
+    "userId": _query(IDENTIFIER, "The user, exactly."),
+    "errorCode": _query({"type": "string", "pattern": "^[A-Z][A-Z0-9_]{0,63}$"}, "The job's error code."),
+    "createdFrom": _query(TEXT, "ISO 8601: created then or later; UTC where no offset is given."),
+    "createdTo": _query(TEXT, "ISO 8601: created before then; a date stands for its whole day."),
+    "q": _query(IDENTIFIER, "The start of a job id, user id or target id."),
+    "unresolved": _query(FLAG, "Failed jobs that nothing was retried after."),
+    "cursor": _query(TEXT, "`nextCursor` of the page before."),
+    "limit": _query(
+        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}, "The page's length."
+    ),
+    "strict": _query(FLAG, "Answer 409 for a job that is final, instead of 200."),
+    "jobId": _query(TEXT, "The job that made the cards, or one that it was retried from.", required=True),
+    "from": _query(TEXT, "ISO 8601; 30 days before `to` by default."),
+    "to": _query(TEXT, "ISO 8601; now by default."),
+    "Idempotency-Key": {
+        "in": "header",
+        "required": False,
+        "description": "Repeating a request with its key leads to the same job.",
+        "schema": IDENTIFIER,
+    },
+}

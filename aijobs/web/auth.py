@@ -1,0 +1,248 @@
+"""Operators: passwords, sessions, tokens and rights. The role is read from the database at each request."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from flask import Flask, abort, g, redirect, request, session, url_for
+from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
+from flask_wtf.csrf import CSRFProtect, validate_csrf
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+from werkzeug.routing import BuildError
+from wtforms.validators import ValidationError
+
+from aijobs.errors import ApiError
+from aijobs.web.context import is_api_request, services
+from aijobs.web.models import Operator, OperatorToken
+from aijobs.web.rights import may
+from aijobs.web.throttle import LoginAttempts
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+TOKEN_PREFIX = "ajo_"  # noqa: S105 - how an operator's token begins, not a token
+LOGIN_ENDPOINT = "console.login"
+LONGEST_PASSWORD = 1024
+
+csrf = CSRFProtect()
+login_manager = LoginManager()
+_hasher = PasswordHasher()
+_NOBODY = _hasher.hash(secrets.token_hex(16))
+"""What an unknown user's password is compared with, so that the answer takes as long."""
+
+
+@dataclass(frozen=True)
+class OperatorUser(UserMixin):
+    """The operator of this request, as the database had it when the request began."""
+
+    id: str
+    username: str
+    role: str
+    language: str | None
+    session_version: int
+
+    def get_id(self) -> str:
+        """What the session holds: raising the operator's `session_version` ends it."""
+        return f"{self.id}:{self.session_version}"
+
+    def may(self, right: str) -> bool:
+        """Whether this operator has the right (`aijobs.web.rights`)."""
+        return may(self.role, right)
+
+    @property
+    def actor(self) -> str:
+        """How this operator is named in history and audit."""
+        return f"operator:{self.username}"
+
+    @classmethod
+    def of(cls, row: Operator) -> OperatorUser:
+        return cls(row.id, row.username, row.role, row.language, row.session_version)
+
+
+# --- passwords and tokens ------------------------------------------------------------------------------------
+
+
+def hash_password(password: str) -> str:
+    """An argon2id hash of `password`."""
+    return _hasher.hash(password.encode("utf-8", "surrogatepass"))
+
+
+def verify_password(password_hash: str | None, password: str) -> bool:
+    """Whether the password is right; takes as long where there is no hash."""
+    try:
+        given = password[:LONGEST_PASSWORD].encode("utf-8", "surrogatepass")
+        return _hasher.verify(password_hash or _NOBODY, given) and password_hash is not None
+    except (VerificationError, InvalidHashError):
+        return False
+
+
+def make_operator_token() -> tuple[str, str]:
+    """A new token, to be shown once, and its digest, to be stored."""
+    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    return token, token_digest(token)
+
+
+def token_digest(token: str) -> str:
+    """SHA-256: a token is 256 random bits, so no slow hash is needed."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- signing in ----------------------------------------------------------------------------------------------
+
+
+def sign_in(username: str, password: str) -> OperatorUser | None:
+    """Check the password and begin a session; None where username or password is wrong.
+
+    `RATE_LIMITED` with `retry_after` where there were too many wrong ones, whether this one is right or not.
+    """
+    database, clock = services().database, services().clock
+    with database.read() as reading:
+        row = _find_by_username(reading, username)
+    attempts = LoginAttempts(database, clock, row.username if row else None, username, request.remote_addr)
+    attempts.check()
+    right = verify_password(row.password_hash if row else None, password)
+    if row is None or not right or not row.active:
+        attempts.record_failure()
+        return None
+    user = OperatorUser.of(row)
+    # A session of before the login is not taken over: neither its id nor its CSRF token.
+    session.clear()
+    session.permanent = True
+    login_user(user)
+    if row.language:
+        session["language"] = row.language
+    attempts.record_success(row.id)
+    return user
+
+
+def sign_out() -> None:
+    """End this session."""
+    logout_user()
+    session.clear()
+
+
+def _find_by_username(reading: Session, username: str) -> Operator | None:
+    if not 1 <= len(username) <= 100 or not username.isprintable():
+        return None
+    return reading.execute(select(Operator).where(Operator.username == username)).scalar_one_or_none()
+
+
+@login_manager.user_loader
+def _load_user(session_id: str) -> OperatorUser | None:
+    operator_id, _, version = session_id.partition(":")
+    with services().database.read() as reading:
+        row = reading.execute(select(Operator).where(Operator.id == operator_id)).scalar_one_or_none()
+    if row is None or not row.active or str(row.session_version) != version:
+        return None
+    return OperatorUser.of(row)
+
+
+def find_token_operator(token: str) -> OperatorUser | None:
+    """The operator whose token this is; None for a token that is unknown, revoked or expired."""
+    if not token.startswith(TOKEN_PREFIX) or len(token) > 200:
+        return None
+    clock = services().clock
+    query = (
+        select(Operator)
+        .join(OperatorToken, OperatorToken.operator_id == Operator.id)
+        .where(
+            OperatorToken.token_hash == token_digest(token),
+            OperatorToken.revoked_at.is_(None),
+            or_(OperatorToken.expires_at.is_(None), OperatorToken.expires_at > clock.now()),
+        )
+    )
+    with services().database.read() as reading:
+        row = reading.execute(query).scalar_one_or_none()
+    return OperatorUser.of(row) if row is not None and row.active else None
+
+
+def bearer_token() -> str | None:
+    """The token of the request's `Authorization: Bearer …` header, or None."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+# --- rights --------------------------------------------------------------------------------------------------
+
+
+def current_operator() -> OperatorUser | None:
+    """The operator of this request: of its token in the admin API, else of its session. None: nobody is signed in."""
+    if "operator" in g:
+        return cast("OperatorUser | None", g.operator)
+    return cast("OperatorUser", current_user) if current_user.is_authenticated else None
+
+
+def get_operator() -> OperatorUser:
+    """The operator of this request; `UNAUTHORIZED` where nobody is signed in."""
+    operator = current_operator()
+    if operator is None:
+        raise ApiError("UNAUTHORIZED")
+    return operator
+
+
+def require_right(right: str) -> Callable[[V], V]:
+    """A view for operators with `right`. Nobody signed in: 401, or in the console the login; without it: 403."""
+
+    def decorate(view: V) -> V:
+        @wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            operator = current_operator()
+            if operator is None:
+                return login_manager.unauthorized()
+            if not operator.may(right):
+                raise ApiError("FORBIDDEN", {"right": right})
+            return view(*args, **kwargs)
+
+        return cast(V, guarded)
+
+    return decorate
+
+
+@login_manager.unauthorized_handler
+def _unauthorized() -> Any:
+    """401 in the API; in the console the login page, which leads back to where one was."""
+    if is_api_request():
+        raise ApiError("UNAUTHORIZED")
+    try:
+        htmx = request.headers.get("HX-Request") == "true"
+        back = request.headers.get("HX-Current-URL", "") if htmx else request.full_path.rstrip("?")
+        login = url_for(LOGIN_ENDPOINT, next=_path_of(back) if request.method == "GET" or htmx else None)
+    except BuildError:
+        abort(401)
+    if htmx:
+        return "", 401, {"HX-Redirect": login}
+    return redirect(login, 303)
+
+
+def _path_of(address: str) -> str:
+    """Path and query of an address of this site."""
+    root = request.host_url.rstrip("/")
+    return address.removeprefix(root) if address.startswith((root + "/", "/")) else "/console/"
+
+
+def check_csrf_header() -> None:
+    """A session's write in the admin API: `FORBIDDEN` without the session's token in `X-CSRF-Token`."""
+    try:
+        validate_csrf(request.headers.get("X-CSRF-Token"))
+    except ValidationError:
+        raise ApiError("FORBIDDEN", {"reason": "csrf"}) from None
+
+
+def init_app(app: Flask) -> None:
+    """Sessions, and CSRF on everything that changes anything; the APIs check theirs themselves."""
+    app.config.setdefault("WTF_CSRF_CHECK_DEFAULT", False)
+    app.config.setdefault("WTF_CSRF_TIME_LIMIT", None)  # As long as the session.
+    csrf.init_app(app)
+    login_manager.init_app(app)
+
+    @app.before_request
+    def protect() -> None:
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not is_api_request():
+            csrf.protect()

@@ -1,0 +1,33 @@
+"""What a view asks of the application and of the request at hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from flask import current_app, has_request_context, request, session
+
+if TYPE_CHECKING:
+    from aijobs.wiring import Services
+
+LANGUAGES = ("en", "zh")
+API_PREFIXES = ("/api/", "/admin-api/", "/internal/")
+_EXTENSION = "aijobs"
+
+
+def services() -> Services:
+    """The services that this application was made with."""
+    return cast("Services", current_app.extensions[_EXTENSION])
+
+
+def is_api_request() -> bool:
+    """Whether this request is answered in JSON, errors included."""
+    return request.path.startswith(API_PREFIXES) or request.path in ("/healthz", "/readyz")
+
+
+def language() -> str:
+    """`en` or `zh`: in the console what the operator chose, else by `Accept-Language`; English else."""
+    if not has_request_context():
+        return LANGUAGES[0]
+    if not is_api_request() and session.get("language") in LANGUAGES:
+        return str(session["language"])
+    return request.accept_languages.best_match(LANGUAGES, default=LANGUAGES[0]) or LANGUAGES[0]

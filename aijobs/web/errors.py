@@ -1,0 +1,126 @@
+"""Every error as one shape, `{"error": {"code", "message", "details"?}}`, or as a page in the console.
+
+No exception's text is ever in an answer, and none in the log: it may hold what a user wrote.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from datetime import timedelta
+from typing import Any
+
+from flask import Flask, Response, jsonify, make_response, render_template, request
+from flask.typing import ResponseReturnValue
+from jinja2 import TemplateNotFound
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from werkzeug.exceptions import HTTPException
+
+from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
+from aijobs.logs import get_logger
+from aijobs.web.context import is_api_request, language
+
+logger = get_logger(__name__)
+
+ERROR_TEMPLATE = "console/error.html"
+BUSY_RETRY_AFTER = timedelta(seconds=2)
+
+_CODES = {
+    400: "BAD_REQUEST",
+    401: "UNAUTHORIZED",
+    403: "FORBIDDEN",
+    404: "NOT_FOUND",
+    405: "METHOD_NOT_ALLOWED",
+    413: "PAYLOAD_TOO_LARGE",
+    415: "UNSUPPORTED_MEDIA_TYPE",
+    422: "INPUT_INVALID",
+    429: "RATE_LIMITED",
+    503: "SERVICE_BUSY",
+}
+
+
+def error_body(code: str, details: dict[str, Any] | None = None, lang: str = "en") -> dict[str, Any]:
+    """The JSON of an error."""
+    body: dict[str, Any] = {"code": code, "message": describe(code).message(lang)}
+    if details:
+        body["details"] = details
+    return {"error": body}
+
+
+def init_app(app: Flask) -> None:
+    """Answer every error of `app` here."""
+    app.register_error_handler(ApiError, _api_error)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _any_error)
+
+
+def _api_error(error: ApiError) -> ResponseReturnValue:
+    response = _answer(error.code, error.http_status, error.details)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after.total_seconds())))
+    if error.http_status == 401 and is_api_request():
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _http_error(error: HTTPException) -> ResponseReturnValue:
+    status = error.code or 500
+    if status < 400:
+        return error  # A redirect to the address that was meant.
+    code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
+    response = _answer(code, status)
+    if status == 405:
+        for name, value in error.get_headers():
+            if name == "Allow":
+                response.headers["Allow"] = value
+    return response
+
+
+def _any_error(error: Exception) -> ResponseReturnValue:
+    if isinstance(error, JobGone):
+        return _api_error(ApiError("JOB_NOT_FOUND"))
+    if _is_busy(error):
+        _log("web.busy", error)
+        return _api_error(ApiError("SERVICE_BUSY", retry_after=BUSY_RETRY_AFTER))
+    _log("web.failed", error)
+    return _answer("INTERNAL_ERROR", 500)
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether the database was away, locked or full after all that was tried: worth another try later."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError | PoolTimeout | JobLockConflict)
+
+
+def _log(event: str, error: Exception) -> None:
+    """Where it happened, by file and line; never the error's own text."""
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    logger.error(
+        event,
+        error=type(error).__name__,
+        at=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        method=request.method,
+        route=request.url_rule.rule if request.url_rule else None,
+    )
+
+
+def _answer(code: str, status: int, details: dict[str, Any] | None = None) -> Response:
+    lang = language()
+    if is_api_request():
+        response = jsonify(error_body(code, details, lang))
+    else:
+        response = make_response(_page(code, status, details, lang))
+    response.status_code = status
+    response.headers["Content-Language"] = lang
+    response.vary.add("Accept-Language")
+    return response
+
+
+def _page(code: str, status: int, details: dict[str, Any] | None, lang: str) -> str:
+    message = describe(code).message(lang)
+    try:
+        return render_template(ERROR_TEMPLATE, code=code, status=status, message=message, details=details or {})
+    except TemplateNotFound:
+        return f"<!doctype html><html lang={lang}><title>{code}</title><h1>{status}</h1><p>{message}</p></html>"

@@ -1,0 +1,101 @@
+"""The web application: `create_app()` is what gunicorn and `flask` import."""
+
+from __future__ import annotations
+
+import importlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from flask import Flask
+from flask_babel import Babel
+from flask_migrate import Migrate
+from flask_sqlalchemy import SQLAlchemy
+from htmx_flask import Htmx
+from sqlalchemy import Engine
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from aijobs.db import Base
+from aijobs.settings import PACKAGE, Settings, resource
+from aijobs.web import auth, errors, headers
+from aijobs.web.api import admin, user
+from aijobs.web.context import LANGUAGES, language
+from aijobs.web.health import health
+
+if TYPE_CHECKING:
+    from aijobs.wiring import Services
+
+SESSION_HOURS = 12
+
+
+class WebDatabase(SQLAlchemy):
+    """Flask-SQLAlchemy over our own engine, so that web and workers share events, pool and isolation."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._ours = engine
+        super().__init__(metadata=Base.metadata)
+
+    def _apply_driver_defaults(self, options: dict[str, Any], app: Flask) -> None:
+        """Nothing: the engine is made already."""
+
+    def _make_engine(self, bind_key: str | None, options: dict[str, Any], app: Flask) -> Engine:
+        return self._ours
+
+
+def create_app(settings: Settings | None = None, services: Services | None = None) -> Flask:
+    """The application over `services`; without them, over those that `settings` (the environment's) ask for."""
+    if services is None:
+        from aijobs.wiring import build_services
+
+        services = build_services(settings or Settings.load())
+    settings = services.settings
+    app = Flask(
+        "aijobs",
+        template_folder=str(resource("templates")),
+        static_folder=str(resource("static")),
+        instance_path=str(settings.instance_path),
+    )
+    _configure(app, settings)
+    app.extensions["aijobs"] = services
+    database = WebDatabase(services.database.engine)
+    database.init_app(app)
+    Migrate(app, database, directory=str(resource("migrations")))
+    Babel(app, locale_selector=language)
+    Htmx(app)
+    headers.init_app(app, production=settings.production)
+    auth.init_app(app)
+    errors.init_app(app)
+    app.register_blueprint(health)
+    user.init_app(app)
+    admin.init_app(app)
+    _add_console(app)
+    if settings.trusted_proxies:
+        n = settings.trusted_proxies
+        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=n, x_proto=n, x_host=n)  # type: ignore[method-assign]
+    return app
+
+
+def _configure(app: Flask, settings: Settings) -> None:
+    app.config.update(
+        SECRET_KEY=settings.secret_key,
+        MAX_CONTENT_LENGTH=settings.body_limit_bytes,
+        MAX_FORM_MEMORY_SIZE=settings.body_limit_bytes,
+        SESSION_COOKIE_NAME="aijobs_session",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Lax",
+        SESSION_COOKIE_SECURE=settings.production,
+        PERMANENT_SESSION_LIFETIME=timedelta(hours=SESSION_HOURS),
+        SQLALCHEMY_DATABASE_URI="sqlite://",  # Flask-SQLAlchemy wants one; the engine is ours.
+        BABEL_DEFAULT_LOCALE=LANGUAGES[0],
+        BABEL_TRANSLATION_DIRECTORIES=str(PACKAGE / "translations"),
+        AIJOBS_LANGUAGES=LANGUAGES,
+        TRAP_HTTP_EXCEPTIONS=False,
+    )
+    app.json.ensure_ascii = True  # type: ignore[attr-defined]
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+
+
+def _add_console(app: Flask) -> None:
+    """The console, where it is installed: `aijobs.web.console.init_app(app)`."""
+    console = importlib.import_module("aijobs.web.console")
+    if hasattr(console, "init_app"):
+        console.init_app(app)

@@ -1,0 +1,229 @@
+"""Reading requests strictly, in one place: bodies, parameters and headers, each fault named by its field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from flask import request
+
+from aijobs.errors import ApiError, InputInvalid
+from aijobs.monitor.filters import identifier_fault
+from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
+
+DEEPEST = 32
+"""How deep a body may nest."""
+LARGEST = 2**53 - 1
+"""The largest integer that every JSON reader reads as written."""
+MOST_FAULTS = 20
+LONGEST_REASON = 1000
+
+# A string (also one that does not end), or a bracket. Possessive, so that no text makes it slow.
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _TooLarge:
+    """Stands for an integer that is too long to be made into one."""
+
+
+# --- bodies --------------------------------------------------------------------------------------------------
+
+
+def read_json_object() -> dict[str, Any]:
+    """The request's body as a JSON object.
+
+    `UNSUPPORTED_MEDIA_TYPE`, `PAYLOAD_TOO_LARGE`; `BAD_REQUEST` for what can't be read (with a reason in its
+    details); `INPUT_INVALID` naming each field with a NUL, half a surrogate pair or a number that is too large.
+    """
+    charset = request.mimetype_params.get("charset", "utf-8").lower()
+    if request.mimetype != "application/json" or charset not in ("utf-8", "utf8"):
+        raise ApiError("UNSUPPORTED_MEDIA_TYPE")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError("UNSUPPORTED_MEDIA_TYPE")
+    return parse_json_object(request.get_data())
+
+
+def read_optional_object(allowed: Collection[str]) -> dict[str, Any]:
+    """As `read_json_object`, but no body at all is an empty object; other fields than `allowed` are refused."""
+    found = read_json_object() if request.get_data() else {}
+    unknown = [(name[:100], "unknown field") for name in found if name not in allowed]
+    if unknown:
+        raise InputInvalid(unknown[:MOST_FAULTS])
+    return found
+
+
+def parse_json_object(raw: bytes) -> dict[str, Any]:
+    """`raw` as a JSON object; see `read_json_object` for what is refused."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _unreadable("not_utf8") from None
+    if _is_too_deep(text):
+        raise _unreadable("too_deep")
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_int=_parse_int, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError):
+        raise _unreadable("not_json") from None
+    if not isinstance(value, dict):
+        raise _unreadable("not_an_object")
+    faults = []
+    for fault in _find_faults(value):
+        faults.append(fault)
+        if len(faults) == MOST_FAULTS:
+            break
+    if faults:
+        raise InputInvalid(faults)
+    return value
+
+
+def _unreadable(reason: str) -> ApiError:
+    return ApiError("BAD_REQUEST", {"reason": reason})
+
+
+def _is_too_deep(text: str) -> bool:
+    """Looked at before parsing, as a deep body would use up the parser's stack."""
+    depth = 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        first = found.group()[0]
+        if first in "[{":
+            depth += 1
+            if depth > DEEPEST:
+                return True
+        elif first in "]}":
+            depth -= 1
+    return False
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _parse_int(digits: str) -> Any:
+    # Making an integer of many digits takes long, and is refused by Python beyond some thousand.
+    return int(digits) if len(digits) <= 20 else _TooLarge()
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _unreadable("duplicate_key")
+    return found
+
+
+def _find_faults(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each place in `value` that no database or other reader could keep as it is."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            where = f"{path}.{key}" if path else key
+            fault = _text_fault(key)
+            if fault:
+                yield (path or "(name)", f"a field's name {fault}")
+            else:
+                yield from _find_faults(inner, where[:200])
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _find_faults(inner, f"{path}[{index}]")
+    elif isinstance(value, str):
+        fault = _text_fault(value)
+        if fault:
+            yield (path, fault)
+    elif isinstance(value, _TooLarge) or (isinstance(value, int) and abs(value) > LARGEST):
+        yield (path, "must be an integer between -(2^53-1) and 2^53-1")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield (path, "must be a finite number")
+
+
+def _text_fault(text: str) -> str | None:
+    if "\0" in text:
+        return "must not hold a NUL character"
+    if _SURROGATE.search(text):
+        return "must not hold half of a surrogate pair"
+    return None
+
+
+def read_reason(body: Mapping[str, Any], *, required: bool) -> str | None:
+    """The field `reason`: 1 to 1,000 characters that say something; None where it is optional and not there."""
+    reason = body.get("reason")
+    if reason is None and not required:
+        return None
+    if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= LONGEST_REASON:
+        raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
+    return reason.strip()
+
+
+# --- parameters and headers ----------------------------------------------------------------------------------
+
+
+def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """The query parameters, each read by its function (`ValueError` says what is wrong with it).
+
+    `INPUT_INVALID` names every parameter that is unknown, given twice or ill-typed.
+    """
+    found: dict[str, Any] = {}
+    faults: list[tuple[str, str]] = []
+    for name, values in request.args.lists():
+        if name not in allowed:
+            faults.append((name[:100], "unknown parameter"))
+        elif len(values) > 1:
+            faults.append((name, "given more than once"))
+        else:
+            try:
+                found[name] = allowed[name](values[0])
+            except ValueError as error:
+                faults.append((name, str(error)))
+    if faults:
+        raise InputInvalid(faults[:MOST_FAULTS])
+    return found
+
+
+def read_no_parameters() -> None:
+    """`INPUT_INVALID` for any query parameter."""
+    read_parameters({})
+
+
+def read_limit(text: str) -> int:
+    """A page's length: 1 to 100."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_LIMIT):
+        raise ValueError(f"must be a number from 1 to {MAX_LIMIT}")
+    return int(text)
+
+
+def read_flag(text: str) -> bool:
+    """`true` or `false`."""
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def read_cursor(text: str) -> str:
+    """A cursor as an answer gave it; the list checks the rest."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,500}", text):
+        raise ValueError("not a cursor of this list")
+    return text
+
+
+PAGE_PARAMETERS: Mapping[str, Callable[[str], Any]] = {"cursor": read_cursor, "limit": read_limit}
+
+
+def page_of(parameters: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Cursor and limit out of what `read_parameters` read."""
+    return parameters.get("cursor"), parameters.get("limit", DEFAULT_LIMIT)
+
+
+def read_idempotency_key() -> str | None:
+    """The header `Idempotency-Key`, read as UTF-8; `INPUT_INVALID` for one that is no identifier."""
+    header = request.headers.get("Idempotency-Key")
+    if header is None:
+        return None
+    try:
+        key = header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        raise InputInvalid([("Idempotency-Key", "must be UTF-8")]) from None
+    fault = identifier_fault(key)
+    if fault:
+        raise InputInvalid([("Idempotency-Key", fault)])
+    return key

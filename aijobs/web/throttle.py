@@ -1,0 +1,97 @@
+"""Wrong passwords: counted in the audit log, so that all web processes count the same, and slowed down."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+from sqlalchemy import func, literal, select
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock, Database
+from aijobs.errors import ApiError
+from aijobs.web.models import AuditLog, Operator
+
+WINDOW = timedelta(minutes=5)
+PER_USER_AND_ADDRESS = 5
+PER_USER = 50
+"""From anywhere: a guess by many machines. Much higher, so that nobody can easily lock an operator out."""
+PER_ADDRESS = 30
+
+FAILED = "login_failed"
+SUCCEEDED = "login"
+_TARGET = "login"
+_ADDRESS = "login_address"
+
+
+class LoginAttempts:
+    """The attempts to sign in as one username from one address."""
+
+    def __init__(self, database: Database, clock: Clock, known: str | None, typed: str, address: str | None) -> None:
+        self._database, self._clock = database, clock
+        # People type passwords into the wrong field: what is nobody's name is kept as a digest.
+        digest = hashlib.sha256(typed.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        self._name = known if known is not None else f"?{digest}"
+        self._address = (address or "unknown")[:64]
+
+    def check(self) -> None:
+        """`RATE_LIMITED` where there were too many wrong passwords within the last minutes."""
+        with self._database.read() as session:
+            here = self._count(session, _TARGET, self._name, PER_USER_AND_ADDRESS, self._address)
+            anywhere = self._count(session, _TARGET, self._name, PER_USER)
+            address = self._count(session, _ADDRESS, self._address, PER_ADDRESS)
+        if here >= PER_USER_AND_ADDRESS or anywhere >= PER_USER or address >= PER_ADDRESS:
+            raise ApiError("RATE_LIMITED", retry_after=WINDOW)
+
+    def record_failure(self) -> None:
+        """One more wrong password."""
+
+        def work(session: Session) -> None:
+            for target_type, target in ((_TARGET, self._name), (_ADDRESS, self._address)):
+                session.add(self._row(FAILED, target_type, target))
+
+        self._database.write(work)
+
+    def record_success(self, operator_id: str) -> None:
+        """The operator came in; the wrong passwords before it count no more."""
+
+        def work(session: Session) -> None:
+            row = self._row(SUCCEEDED, _TARGET, self._name)
+            row.operator_id = operator_id
+            session.add(row)
+            operator = session.get(Operator, operator_id)
+            if operator is not None:
+                operator.last_login_at = self._clock.now()  # type: ignore[assignment]
+
+        self._database.write(work)
+
+    def _row(self, action: str, target_type: str, target: str) -> AuditLog:
+        return AuditLog(
+            actor=f"operator:{self._name}" if action == SUCCEEDED else "anonymous",
+            action=action,
+            target_type=target_type,
+            target_id=target,
+            remote_addr=self._address,
+            at=self._clock.now(),
+        )
+
+    def _count(self, session: Session, target_type: str, target: str, enough: int, address: str | None = None) -> int:
+        """Wrong passwords since the last right one, at most `enough`."""
+        of_target = (
+            AuditLog.target_type == target_type,
+            AuditLog.target_id == target,
+            AuditLog.at > self._clock.now(-WINDOW),
+        )
+        where_from = () if address is None else (AuditLog.remote_addr == address,)
+        last_right = (
+            select(func.max(AuditLog.at)).where(*of_target, *where_from, AuditLog.action == SUCCEEDED).scalar_subquery()
+        )
+        since = func.coalesce(last_right, self._clock.now(-WINDOW))
+        some = (
+            select(literal(1).label("one"))
+            .select_from(AuditLog)
+            .where(*of_target, *where_from, AuditLog.action == FAILED, AuditLog.at > since)
+            .limit(enough)
+            .subquery()
+        )
+        return int(session.execute(select(func.count()).select_from(some)).scalar_one())
