@@ -15,7 +15,7 @@ from sqlalchemy import select
 from aijobs.db import Database
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
-from aijobs.errors import BrokerUnavailable, LifecycleError
+from aijobs.errors import LifecycleError
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, get_logger
@@ -27,7 +27,7 @@ class CancelHints(Protocol):
     """The broker's hints, faster than the database and never trusted alone."""
 
     def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
-        """Those of the jobs for which a hint is there. `BrokerUnavailable` where nobody answers."""
+        """Those of the jobs for which a hint is there; none where the broker doesn't answer. Doesn't raise."""
         ...
 
 
@@ -55,9 +55,7 @@ class Watcher:
         self._heartbeat_s, self._watch_s, self._stuck_s = heartbeat_s, watch_s, stuck_s
         self._beaten: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
-        self._hints_silent_until = 0.0
         self._outage = Outage(logger, "watcher.database")
-        self._hint_outage = Outage(logger, "watcher.broker")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
 
@@ -86,16 +84,7 @@ class Watcher:
     def _hinted(self) -> bool:
         """Whether the broker hints at a cancel of an active run: a reason to look into the database now."""
         ids = [run.claim.job_id for run in self._active() if not run.ended.is_set()]
-        if not ids or time.monotonic() < self._hints_silent_until:
-            return False
-        try:
-            hinted = bool(self._hints.find_cancel_hints(ids))
-        except BrokerUnavailable as error:
-            self._hints_silent_until = time.monotonic() + 5
-            self._hint_outage.failed(error)
-            return False
-        self._hint_outage.worked()
-        return hinted
+        return bool(ids) and bool(self._hints.find_cancel_hints(ids))
 
     def look(self) -> None:
         """One round over the active runs."""

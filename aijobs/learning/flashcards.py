@@ -1,0 +1,134 @@
+"""Flashcards: how a learner asks for them, how they become rows, and how they are read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from aijobs.clock import iso
+from aijobs.db import Clock, Database, read_clock
+from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
+from aijobs.errors import ApiError
+from aijobs.job_types.flashcard_generation import JOB_TYPE
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput
+from aijobs.jobs.snapshots import read_snapshot
+from aijobs.learning.models import Flashcard
+
+ARTIFACT_TYPE = "Flashcard"
+TARGET_TYPE = "note"
+
+
+class FlashcardProjector:
+    """One Flashcard row a card, in the job's own order."""
+
+    key = "flashcard"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
+        """Write the cards; those that are there already where the job was projected before."""
+        cards = self._cards_of(session, job.id) or self._write(session, job, validated_output["cards"])
+        return ProjectionResult([Artifact(ARTIFACT_TYPE, card.id, card.ordinal) for card in cards])
+
+    def _cards_of(self, session: Session, job_id: str) -> Sequence[Flashcard]:
+        return session.execute(
+            select(Flashcard).where(Flashcard.job_id == job_id).order_by(Flashcard.ordinal)
+        ).scalars().all()
+
+    def _write(
+        self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Flashcard]:
+        snapshot = read_snapshot(session, job.id)
+        notes: Mapping[str, Any] = snapshot.content if snapshot else {}
+        source = notes.get("source", {"id": job.target_id, "title": ""})
+        now = read_clock(session, self._clock)
+        rows = [
+            Flashcard(
+                user_id=job.user_id,
+                job_id=job.id,
+                ordinal=ordinal,
+                card_type=card["card_type"],
+                front=card.get("front"),
+                back=card.get("back"),
+                text=card.get("text"),
+                hint=card.get("hint"),
+                tags=card["tags"],
+                difficulty=card["difficulty"],
+                evidence=card["evidence"],
+                lang=notes.get("lang", "en"),
+                source_id=source["id"],
+                source_title=source["title"],
+                created_at=now,
+            )
+            for ordinal, card in enumerate(cards)
+        ]
+        session.add_all(rows)
+        session.flush()
+        return rows
+
+
+class FlashcardService:
+    """What the learning app may ask for."""
+
+    def __init__(self, database: Database, jobs: AiJobService) -> None:
+        self._database, self._jobs = database, jobs
+
+    def create(self, user_id: str, body: Mapping[str, Any], idempotency_key: str | None = None) -> CreatedJob:
+        """Ask for cards from the notes in `body` (`lang`, `source`, `segments`, `options`).
+
+        Raises what `AiJobService.create_job` raises.
+        """
+        source = body.get("source")
+        note = source.get("id") if isinstance(source, Mapping) else None
+        return self._jobs.create_job(
+            CreateJobInput(
+                user_id=user_id,
+                job_type=JOB_TYPE,
+                target_type=TARGET_TYPE,
+                # What isn't a text is named by the input's schema, as `source.id`.
+                target_id=note if isinstance(note, str) and note else "-",
+                input=body,
+                idempotency_key=idempotency_key,
+            )
+        )
+
+    def find(self, user_id: str, job_id: str) -> tuple[AiJob, list[dict[str, Any]]]:
+        """The newest job of the chain that `job_id` is part of, and its cards.
+
+        JOB_NOT_FOUND for no job, somebody else's, and one of another type.
+        """
+        with self._database.read() as session:
+            job = session.get(AiJob, job_id)
+            if job is None or job.user_id != user_id or job.job_type != JOB_TYPE:
+                raise ApiError("JOB_NOT_FOUND")
+            newest = session.execute(
+                select(AiJob)
+                .where(AiJob.root_id == job.root_id)
+                .order_by(AiJob.created_at.desc(), AiJob.id.desc())
+                .limit(1)
+            ).scalar_one()
+            cards = session.execute(
+                select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
+            ).scalars()
+            return newest, [_as_json(card) for card in cards]
+
+
+def _as_json(card: Flashcard) -> dict[str, Any]:
+    """A card as the API answers it; what a card's type has no use for is left out."""
+    sides = {name: getattr(card, name) for name in ("front", "back", "text", "hint")}
+    return {
+        "flashcardId": card.id,
+        "cardType": card.card_type,
+        **{name: value for name, value in sides.items() if value is not None},
+        "tags": card.tags,
+        "difficulty": card.difficulty,
+        "evidence": card.evidence,
+        "lang": card.lang,
+        "source": {"id": card.source_id, "title": card.source_title},
+        "createdAt": iso(card.created_at),
+    }

@@ -1,0 +1,256 @@
+"""The only place that chooses real collaborators: settings in, services, workers and passes out."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from aijobs import job_types
+from aijobs.ai.cost import CostCalculator
+from aijobs.ai.gateway import AiGateway
+from aijobs.ai.prompts import PromptTemplates
+from aijobs.ai.provider import Route
+from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.ai.router import ModelRouter
+from aijobs.ai.usage import UsageLog
+from aijobs.db import Clock, Database, DatabaseClock
+from aijobs.definitions.definition import JobDefinition
+from aijobs.definitions.projector import ResultProjector
+from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.engine.engine import ExecutionEngine
+from aijobs.engine.execute import Execute
+from aijobs.engine.heartbeat import Watcher
+from aijobs.engine.prepare import Prepare
+from aijobs.engine.project import Project
+from aijobs.engine.resolve import Resolve
+from aijobs.engine.settle import Settle
+from aijobs.errors import BrokerUnavailable
+from aijobs.events import EventBus
+from aijobs.ids import InstanceId
+from aijobs.jobs.lifecycle import Lease, LifecycleRepository
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.service import AiJobService
+from aijobs.jobs.snapshots import SnapshotBuilder
+from aijobs.learning.flashcards import FlashcardProjector, FlashcardService
+from aijobs.logs import Outage, get_logger
+from aijobs.monitor.monitor import Monitor
+from aijobs.outbox.repository import OutboxRepository
+from aijobs.outbox.service import OutboxService
+from aijobs.queues.broker import RedisBroker
+from aijobs.queues.crew import Crew, Pass
+from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.presence import Presence, PresenceReader
+from aijobs.schema import check_schema
+from aijobs.settings import PACKAGE, Settings
+from aijobs.upkeep.cleanup import SnapshotCleanup
+from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
+from aijobs.upkeep.reaper import LockReaper
+from aijobs.upkeep.redrive import Redrive
+
+logger = get_logger(__name__)
+
+PROMPTS = PACKAGE / "job_types" / "prompts"
+
+
+@dataclass(frozen=True)
+class Services:
+    """What web, workers and commands work with. One a process."""
+
+    settings: Settings
+    database: Database
+    clock: Clock
+    registry: JobDefinitionRegistry
+    prompts: PromptTemplates
+    bus: EventBus
+    broker: RedisBroker
+    presence: PresenceReader
+    outbox_events: OutboxRepository
+    outbox: OutboxService
+    lifecycle: LifecycleRepository
+    jobs: AiJobService
+    flashcards: FlashcardService
+    monitor: Monitor
+
+    def check_schema(self) -> None:
+        """`SettingsError` where the database's schema is not the one that this code knows."""
+        check_schema(self.database.engine)
+
+
+def build_services(
+    settings: Settings,
+    *,
+    database: Database | None = None,
+    clock: Clock | None = None,
+    broker: RedisBroker | None = None,
+) -> Services:
+    """Everything but workers. Nothing is connected yet; a definition that is wrong stops the start with its name."""
+    database = database or Database(settings.database_url)
+    clock = clock or DatabaseClock()
+    broker = broker or RedisBroker.from_settings(settings)
+    presence = PresenceReader(broker.client)
+    prompts = PromptTemplates([PROMPTS])
+    registry = build_registry(clock, prompts, production=settings.production)
+    outbox = OutboxRepository(clock, settings.message_keys)
+    lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
+    lifecycle = LifecycleRepository(database, clock, outbox, lease)
+    jobs = AiJobService(
+        database,
+        clock,
+        registry,
+        lifecycle,
+        outbox,
+        SnapshotBuilder(clock, timedelta(days=settings.snapshot_days)),
+        settings.message_keys,
+        hand_over=hand_over(broker),
+        withdraw=_withdraw(broker),
+        known_prompt=prompts.exists,
+        handover_delay=settings.seconds("handover_delay"),
+    )
+    return Services(
+        settings=settings,
+        database=database,
+        clock=clock,
+        registry=registry,
+        prompts=prompts,
+        bus=EventBus(),
+        broker=broker,
+        presence=presence,
+        outbox_events=outbox,
+        outbox=OutboxService(database, outbox),
+        lifecycle=lifecycle,
+        jobs=jobs,
+        flashcards=FlashcardService(database, jobs),
+        monitor=Monitor(settings, database, clock, registry, broker, presence),
+    )
+
+
+def build_registry(clock: Clock, prompts: PromptTemplates, *, production: bool) -> JobDefinitionRegistry:
+    """All job types and projectors there are, checked."""
+    registry = JobDefinitionRegistry(prompts.exists)
+    definitions, projectors = discover()
+    for projector in [FlashcardProjector(clock), *projectors]:
+        registry.register_projector(projector)
+    registry.load(definitions, production=production)
+    return registry
+
+
+def discover() -> tuple[list[JobDefinition], list[ResultProjector]]:
+    """The definitions of the modules in `job_types`, and those projectors that need nothing to be made."""
+    definitions, projectors = [], []
+    for found in pkgutil.iter_modules(job_types.__path__):
+        module = importlib.import_module(f"{job_types.__name__}.{found.name}")
+        definitions.append(module.DEFINITION)
+        if hasattr(module, "PROJECTOR"):
+            projectors.append(module.PROJECTOR)
+    return definitions, projectors
+
+
+def _withdraw(broker: RedisBroker) -> Callable[[AiJob, OutgoingMessage | None], None]:
+    """What follows a cancel that was requested: a hint for the worker, and a waiting message taken back."""
+
+    outage = Outage(logger, "withdraw.broker")
+
+    def withdraw(job: AiJob, waiting: OutgoingMessage | None) -> None:
+        if job.locked_by is not None:
+            broker.hint_cancel(job.id)
+        elif waiting is not None:
+            try:
+                broker.remove(waiting)
+            except BrokerUnavailable as error:
+                # The message stays and is dropped by whoever pops it: the job is final.
+                outage.failed(error)
+            else:
+                outage.worked()
+
+    return withdraw
+
+
+def build_engine(
+    services: Services, presence: Presence, instance: InstanceId, abandon: Callable[[], None]
+) -> ExecutionEngine:
+    """The engine of one worker process."""
+    s, settings = services, services.settings
+    local = LocalProvider(settings.instance_path / "jieba")
+    router = ModelRouter({"local": Route(NAME, MODEL)}, default="local")
+    usage = UsageLog(s.clock)
+
+    def watcher(engine: ExecutionEngine) -> Watcher:
+        return Watcher(
+            s.database,
+            s.lifecycle,
+            s.broker,
+            active=engine.active,
+            stop=engine.stop,
+            stuck=engine.stuck,
+            heartbeat_s=settings.heartbeat_s,
+            watch_s=settings.watcher_s,
+            stuck_s=settings.stuck_attempt_s,
+        )
+
+    return ExecutionEngine(
+        prepare=Prepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance)),
+        resolve=Resolve(s.database, s.prompts, router),
+        execute=Execute(s.database, s.lifecycle, AiGateway([local]), usage, CostCalculator.load()),
+        project=Project(s.database, s.lifecycle, s.registry),
+        settle=Settle(s.database, s.clock, s.lifecycle, usage),
+        lifecycle=s.lifecycle,
+        bus=s.bus,
+        presence=presence,
+        watcher=watcher,
+        abandon=abandon,
+    )
+
+
+def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], None]) -> Crew:
+    """What a consumer of a queue of jobs works with."""
+    services.check_schema()
+    instance = InstanceId.current()
+    presence = Presence(services.broker.client, instance, queue_name, beat_s=services.settings.heartbeat_s)
+    engine = build_engine(services, presence, instance, abandon)
+    reaper = LockReaper(services.database, services.lifecycle)
+    redrive = build_redrive(services)
+
+    def start() -> None:
+        engine.start()
+        presence.start()
+        reaper.give_back_dead(instance)
+        redrive.run(queue_name)
+
+    def drain(grace_s: float) -> None:
+        engine.drain(grace_s)
+        engine.close()
+        presence.leave()
+
+    return Crew(run_job=engine.execute, start=start, drain=drain)
+
+
+def build_maintenance_crew(services: Services) -> Crew:
+    """What a consumer of the maintenance queue works with: the passes."""
+    services.check_schema()
+    s, settings = services, services.settings
+    dispatcher = OutboxDispatcher(
+        s.database,
+        s.outbox_events,
+        s.lifecycle,
+        s.broker,
+        str(InstanceId.current()),
+        batch=settings.dispatch_batch,
+        claim_ttl=settings.seconds("claim_ttl"),
+    )
+    passes = (
+        Pass("dispatcher", settings.dispatcher_s, dispatcher.cycle),
+        Pass("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
+        Pass("reaper", settings.reaper_s, LockReaper(s.database, s.lifecycle).reap),
+        Pass("redrive", settings.redrive_s, build_redrive(s).run),
+        Pass("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
+    )
+    return Crew(passes=passes)
+
+
+def build_redrive(services: Services) -> Redrive:
+    """The pass that looks for lost messages."""
+    s = services
+    return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=s.settings.seconds("redrive_due"))
