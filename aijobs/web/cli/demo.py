@@ -171,7 +171,7 @@ def _wait(
 
 
 def _print_cards(terminal: Terminal, text: Text, answer: dict[str, Any]) -> None:
-    cards = answer["items"]
+    cards = answer["flashcards"]
     source = text.notes["source"]["title"]
     language = _LANGUAGES.get(text.notes["lang"], text.notes["lang"])
     terminal.say()

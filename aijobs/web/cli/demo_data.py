@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aijobs import logs
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.service import CreatedJob, CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.settings import Settings
 from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
@@ -68,10 +69,10 @@ def demo_data(as_json: bool) -> None:
     if settings.production:
         raise Failure("demo-data is not for production")
     logs.configure("ERROR")
-    terminal = Terminal(click.get_text_stream("stderr") if as_json else None)
+    terminal = Terminal(sys.stderr if as_json else None)
     with (
         StopRequests().listening() as stop,
-        served(settings, stop, terminal) as (_, look_after),
+        served(settings, stop, terminal) as (_url, look_after),
         open_services() as services,
     ):
         made = _make(services)
@@ -102,32 +103,22 @@ def demo_data(as_json: bool) -> None:
 
 def _make(services: Services) -> list[tuple[Plan | None, str]]:
     """The jobs that aren't there yet: flashcards from the sample notes, and one for each plan."""
-    made: list[tuple[Plan | None, str]] = []
+    made: list[tuple[Plan | None, CreatedJob]] = []
     for number, path in enumerate(sorted(SAMPLE_NOTES.glob("*.txt"))):
-        notes = read_text_file(path).notes
         user_id = ("ada", "lin")[number % 2]
-        request = _request("flashcard_generation", path.stem, user_id, "note", notes)
-        made.extend(_create(services, request, None))
+        key = f"demo-data-{path.stem}"
+        made.append((None, services.flashcards.create(user_id, read_text_file(path).notes, key)))
     for plan in PLANS:
-        request = _request("synthetic", plan.name, plan.user_id, "script", {"calls": list(plan.calls)})
-        made.extend(_create(services, request, plan))
-    return made
-
-
-def _request(job_type: str, name: str, user_id: str, target_type: str, content: dict[str, Any]) -> CreateJobInput:
-    return CreateJobInput(
-        user_id=user_id,
-        job_type=job_type,
-        target_type=target_type,
-        target_id=name,
-        input=content,
-        idempotency_key=f"demo-data-{name}",
-    )
-
-
-def _create(services: Services, request: CreateJobInput, plan: Plan | None) -> list[tuple[Plan | None, str]]:
-    result = services.jobs.create_job(request)
-    return [(plan, result.job.id)] if result.created else []
+        request = CreateJobInput(
+            user_id=plan.user_id,
+            job_type="synthetic",
+            target_type="script",
+            target_id=plan.name,
+            input={"calls": list(plan.calls)},
+            idempotency_key=f"demo-data-{plan.name}",
+        )
+        made.append((plan, services.jobs.create_job(request)))
+    return [(plan, result.job.id) for plan, result in made if result.created]
 
 
 def _wait(

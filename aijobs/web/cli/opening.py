@@ -14,6 +14,9 @@ import click
 from aijobs import logs
 from aijobs.clock import iso
 from aijobs.db import Database
+from aijobs.errors import SettingsError
+from aijobs.queues.broker import RedisBroker
+from aijobs.queues.connection import connect
 from aijobs.schema import check_schema
 from aijobs.settings import Settings
 
@@ -22,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def load_settings() -> Settings:
-    """The settings; log lines of a command go to standard error, warnings and worse alone."""
+    """The settings; log lines of a command go to standard error, errors alone."""
     settings = Settings.load()
-    logs.configure("WARNING")
+    logs.configure("ERROR")
     return settings
 
 
@@ -41,12 +44,27 @@ def open_database(settings: Settings) -> Iterator[Database]:
 
 @contextmanager
 def open_services() -> Iterator[Services]:
-    """All services over a database whose schema was checked."""
+    """All services over a database whose schema was checked. The broker may be away: workers find what it missed."""
     from aijobs.wiring import build_services
 
     settings = load_settings()
+    broker = _find_broker(settings)
     with open_database(settings) as database:
-        yield build_services(settings, database=database)
+        try:
+            yield build_services(settings, database=database, broker=broker)
+        finally:
+            broker.client.close()
+
+
+def _find_broker(settings: Settings) -> RedisBroker:
+    """The broker; where the embedded one doesn't run, one that nobody answers for, as reading a job needs none."""
+    try:
+        return RedisBroker.from_settings(settings)
+    except SettingsError:
+        if settings.redis_url:
+            raise
+        nowhere = connect(f"unix://{settings.instance_path / 'no-broker'}")
+        return RedisBroker(nowhere, nowhere, settings.message_keys)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
