@@ -1,0 +1,228 @@
+"""Each way in which Redis fails is trouble with the broker, never the message's fault; afterwards all goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.queues.broker import CANCEL_TTL_S, RedisBroker, cancel_key, queue_key
+from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.settings import Settings
+from tests.support.lines import captured_lines
+from tests.support.messages import KEYS, outgoing
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.servers import ValkeyServer
+
+INTERACTIVE = "ai-interactive"
+
+
+def broker_at(url: str) -> RedisBroker:
+    return RedisBroker.from_settings(Settings(redis_url=url, message_keys=KEYS))
+
+
+def cause_of(act: Callable[[], object]) -> type[BaseException]:
+    with pytest.raises(BrokerUnavailable) as trouble:
+        act()
+    assert trouble.value.__cause__ is not None
+    return type(trouble.value.__cause__)
+
+
+def test_nobody_listening_is_trouble_with_the_broker() -> None:
+    broker = broker_at(f"redis://127.0.0.1:{free_port()}/0")
+
+    assert cause_of(lambda: broker.send([outgoing()])) is redis.ConnectionError
+
+
+def test_a_frozen_broker_is_given_up_after_the_timeout_and_a_second_sending_is_no_second_message(
+    redis_url: str, valkey: ValkeyServer
+) -> None:
+    broker, message = broker_at(redis_url), outgoing()
+    broker.ping()
+    valkey.freeze()
+
+    assert cause_of(lambda: broker.send([message])) is redis.TimeoutError
+
+    valkey.thaw()
+    broker.send([message])
+    assert broker.pending_count(INTERACTIVE) == 1
+
+
+def test_a_frozen_broker_costs_a_courtesy_one_short_wait_and_then_none(redis_url: str, valkey: ValkeyServer) -> None:
+    broker = broker_at(redis_url)
+    broker.hint_cancel("warm-up")
+    valkey.freeze()
+
+    with captured_lines() as lines:
+        for _ in range(1000):  # Each would wait for its timeout, which the test's time limit forbids.
+            assert broker.find_cancel_hints(["warm-up"]) == set()
+        said = [line["event"] for line in lines()]
+
+    assert said == ["broker.hints.away"]
+
+
+def test_a_read_only_replica_is_trouble_until_it_is_a_master_again(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey()
+    broker, message = broker_at(server.url), outgoing()
+    broker.ping()
+    with server.client() as admin:
+        admin.replicaof("127.0.0.1", str(free_port()))
+        assert cause_of(lambda: broker.send([message])) is redis.ReadOnlyError
+        admin.replicaof("NO", "ONE")
+
+    assert broker.send([message]) == {}
+    assert broker.find_missing([message]) == set()
+
+
+def test_a_replica_that_serves_no_stale_data_is_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey("replica-serve-stale-data no")
+    broker, message = broker_at(server.url), outgoing()
+    with server.client() as admin:
+        admin.replicaof("127.0.0.1", str(free_port()))
+        cause = cause_of(lambda: broker.find_missing([message]))
+        assert issubclass(cause, redis.RedisError)
+        assert cause.__name__ == "MasterDownError"
+
+
+def test_a_full_broker_is_trouble_until_there_is_room(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey("maxmemory-policy noeviction")
+    broker, message = broker_at(server.url), outgoing()
+    with server.client() as admin:
+        admin.config_set("maxmemory", "1")
+        assert cause_of(lambda: broker.send([message])) is redis.OutOfMemoryError
+        assert broker.find_missing([message]) == {message.event_id}
+        admin.config_set("maxmemory", "0")
+
+    assert broker.send([message]) == {}
+
+
+def test_a_loading_broker_is_trouble() -> None:
+    from redis._parsers.base import BaseParser
+
+    from aijobs.queues.connection import unavailable
+
+    error = BaseParser.parse_error("LOADING Valkey is loading the dataset in memory")
+
+    assert isinstance(error, redis.BusyLoadingError)
+    assert isinstance(unavailable(connect("redis://127.0.0.1:1/0"), error), BrokerUnavailable)
+
+
+def test_a_wrong_password_and_a_user_without_rights_are_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey("user reader on >secret ~* +ping +zmscore +zcard")
+
+    assert cause_of(broker_at(server.url_for("reader", "wrong")).ping) is redis.AuthenticationError
+    reader = broker_at(server.url_for("reader", "secret"))
+    reader.ping()
+    assert cause_of(lambda: reader.send([outgoing()])) is redis.exceptions.NoPermissionError
+
+
+def test_a_key_of_the_wrong_kind_is_trouble_and_no_message_is_blamed(redis_url: str, valkey: ValkeyServer) -> None:
+    broker = broker_at(redis_url)
+    with valkey.client() as admin:
+        admin.set(queue_key(INTERACTIVE), "somebody else's")
+
+    assert issubclass(cause_of(lambda: broker.send([outgoing()])), redis.ResponseError)
+
+
+def test_too_many_clients_is_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey("maxclients 1")
+    # The answer may be lost to the closed socket; either way it is the broker's trouble.
+    with server.client() as only:
+        only.ping()
+        assert issubclass(cause_of(lambda: broker_at(server.url).send([outgoing()])), redis.ConnectionError)
+
+
+def test_a_restarted_broker_is_met_by_the_next_try(redis_url: str, valkey: ValkeyServer) -> None:
+    broker, message = broker_at(redis_url), outgoing()
+    broker.send([message])
+
+    valkey.restart()
+
+    assert broker.find_missing([message]) == {message.event_id}
+    assert broker.send([message]) == {}
+    assert broker.pending_count(INTERACTIVE) == 1
+
+
+def test_a_forked_process_shares_no_connection_with_its_parent(redis_url: str) -> None:
+    broker, message = broker_at(redis_url), outgoing()
+    broker.ping()
+
+    child = os.fork()
+    if child == 0:
+        try:
+            broker.send([message])
+            os._exit(0 if broker.pending_count(INTERACTIVE) == 1 else 1)
+        finally:
+            os._exit(2)
+    try:
+        for _ in range(50):
+            broker.ping()
+        ended = poll(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child has ended")
+        assert ended == child
+        child = 0
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    assert broker.find_missing([message]) == set()
+
+
+def test_twenty_threads_send_one_message_and_it_is_queued_once(redis_url: str) -> None:
+    broker, message = broker_at(redis_url), outgoing()
+    barrier, failures = threading.Barrier(20), []
+
+    def send() -> None:
+        barrier.wait()
+        try:
+            broker.send([message])
+        except BrokerUnavailable as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert broker.pending_count(INTERACTIVE) == 1
+
+
+def test_a_cancel_hint_goes_by_itself_after_five_minutes(redis_url: str, valkey: ValkeyServer) -> None:
+    broker_at(redis_url).hint_cancel("some-job")
+
+    with valkey.client() as admin:
+        assert CANCEL_TTL_S - 5 <= admin.ttl(cancel_key("some-job")) <= CANCEL_TTL_S
+
+
+def test_a_user_restricted_to_the_documented_rules_can_do_everything(
+    start_valkey: Callable[..., ValkeyServer],
+) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
+    broker, message = broker_at(server.url_for("aijobs", "secret")), outgoing()
+
+    broker.ping()
+    broker.send([message])
+    assert broker.find_missing([message]) == set()
+    assert broker.pending_count(INTERACTIVE) == 1
+    assert broker.remove(message)
+    broker.hint_cancel("job")
+    assert broker.find_cancel_hints(["job"]) == {"job"}
+    with server.client() as admin:
+        assert admin.acl_log() == []
+    for refused in (("GET", "other"), ("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("EVAL", "return 1", "0")):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            broker.client.execute_command(*refused)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1", "redis://127.0.0.1:port/0"])
+def test_an_address_that_cannot_be_read_is_a_setting_that_is_wrong(url: str) -> None:
+    with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):
+        connect(url)

@@ -1,0 +1,447 @@
+"""`huey_consumer` as it stands, over our queues and a real Valkey."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huey import PriorityRedisHuey
+
+from aijobs.queues.broker import RedisBroker, queue_key
+from aijobs.queues.codec import encode_member
+from aijobs.queues.connection import ACL_RULES
+from aijobs.queues.crew import Crew
+from aijobs.queues.hueys import AiJobsHuey, MessageSerializer
+from aijobs.queues.message import OutgoingMessage
+from aijobs.settings import KeyRing, Settings
+from tests.support.messages import KEYS, SECRET, outgoing
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Processes, Program, Run
+from tests.support.servers import ValkeyServer
+
+PROJECT = Path(__file__).parents[3]
+HUEY_CONSUMER = Path(sys.executable).with_name("huey_consumer")
+INTERACTIVE = "ai-interactive"
+
+
+class Stage:
+    """A folder with a diary and settings, on which consumers are started."""
+
+    def __init__(self, processes: Processes, folder: Path, redis_url: str) -> None:
+        self._processes, self._folder = processes, folder
+        self.env = {
+            "AIJOBS_INSTANCE_PATH": str(folder),
+            "AIJOBS_MESSAGE_KEYS": f"k1:{SECRET}",
+            "AIJOBS_REDIS_URL": redis_url,
+            "QUEUE_APP_DIARY": str(folder / "diary"),
+        }
+        self.broker = RedisBroker.from_settings(Settings(redis_url=redis_url, message_keys=KEYS))
+
+    def start(self, queue: str = "interactive", *options: str, **env: str) -> Program:
+        """A consumer of one of the queue app's queues."""
+        return self._processes.spawn(
+            [HUEY_CONSUMER, f"tests.support.queue_app.{queue}", *options],
+            env={**self.env, **env},
+            cwd=PROJECT,
+        )
+
+    def start_and_wait(self, *options: str, **env: str) -> Program:
+        consumer = self.start("interactive", *options, **env)
+        consumer.wait_for_output("Huey consumer started", timeout=30)
+        return consumer
+
+    def diary(self) -> list[str]:
+        path = self._folder / "diary"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, line: str, count: int = 1) -> None:
+        poll(lambda: self.diary().count(line) >= count, timeout=30, what=f"{line!r} in the diary")
+
+    def let_slow_jobs_go(self) -> None:
+        (self._folder / "go").touch()
+
+    def send(self, job_type: str = "quick", **changes: Any) -> OutgoingMessage:
+        message = outgoing(job_type=job_type, **changes)
+        assert self.broker.send([message]) == {}
+        return message
+
+
+def events(consumer: Program, name: str) -> list[dict[str, Any]]:
+    """The consumer's log lines of this event. Everything that it wrote is JSON, a line each."""
+    lines = [json.loads(line) for line in consumer.output.splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+@pytest.fixture
+def stage(processes: Processes, run: Run, redis_url: str) -> Stage:
+    return Stage(processes, run.new_folder("stage"), redis_url)
+
+
+# --- messages -------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_run_once_by_the_consumer_as_it_stands(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "2")
+
+    message = stage.send()
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    assert stage.diary() == [
+        "crew started",
+        f"begins {message.message.job_id}",
+        f"ends {message.message.job_id}",
+    ]
+    assert consumer.stop() == 0
+
+
+def test_bad_messages_each_leave_one_line_without_their_content_and_the_next_job_runs(
+    stage: Stage, valkey: ValkeyServer
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return open, (f"{stage.env['QUEUE_APP_DIARY']}-pickle-was-run",)
+
+    good = encode_member(outgoing(), KEYS)
+    junk = [
+        b"",
+        b"short",
+        b"\x00" * 40,
+        good[:-1],
+        good[:8] + pickle.dumps(Bomb()),
+        good[:8] + b"canary-of-content" + b"{" * (5 * 1024 * 1024),
+        good.replace(b'"task":"run_job"', b'"task":"os.remove"'),
+        encode_member(outgoing(queue_name="ai-background"), KEYS),
+        encode_member(outgoing(message_key_id="k9"), KeyRing.parse(f"k9:{SECRET}", "test")),
+    ]
+    with valkey.client() as admin:
+        for member in junk:
+            admin.zadd(queue_key(INTERACTIVE), {member: -1000})
+    message = stage.send()
+
+    consumer = stage.start_and_wait("-w", "1")
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    refused = events(consumer, "message.refused")
+    assert len(refused) == len(junk)
+    assert {line["level"] for line in refused} == {"error"}
+    assert "canary-of-content" not in consumer.output
+    assert len(consumer.output) < 20_000
+    assert not Path(f"{stage.env['QUEUE_APP_DIARY']}-pickle-was-run").exists()
+    assert consumer.is_running
+
+
+def test_a_job_that_raises_leaves_one_line_without_its_text_and_the_next_job_runs(stage: Stage) -> None:
+    consumer = stage.start_and_wait()
+
+    stage.send("raises", priority=0)
+    message = stage.send()
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    (failed,) = events(consumer, "message.failed")
+    assert failed["error"] == "ValueError"
+    assert "canary-of-content" not in consumer.output
+
+
+def test_huey_without_any_class_of_ours_but_the_serializer_runs_our_messages(redis_url: str) -> None:
+    settings = Settings(redis_url=redis_url, message_keys=KEYS)
+    queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(), load_settings=lambda: settings)
+    queue.add_job_task()
+    plain = PriorityRedisHuey("aijobs_interactive", serializer=MessageSerializer(queue), results=False, url=redis_url)
+    got: list[tuple[Any, ...]] = []
+
+    def run_job(*args: Any) -> None:
+        got.append(args)
+
+    run_job.__module__ = __name__
+    plain.task(name="run_job")(run_job)
+    message = outgoing()
+    RedisBroker.from_settings(settings).send([message])
+
+    task = plain.dequeue()
+    plain.execute(task)
+
+    assert task.id == f"aj-{message.event_id}"
+    assert task.name == "run_job"
+    assert isinstance(task.args, tuple)
+    assert [set(args[0]) for args in got] == [{"jobId", "jobType", "idempotencyKey", "createdAt"}]
+
+
+def test_nothing_but_the_queue_is_left_in_redis(stage: Stage, valkey: ValkeyServer) -> None:
+    stage.start_and_wait()
+    done = stage.send()
+    stage.wait_for(f"ends {done.message.job_id}")
+
+    with valkey.client() as admin:
+        assert admin.keys("*") == []
+
+
+def test_nothing_can_be_sent_through_huey(redis_url: str) -> None:
+    settings = Settings(redis_url=redis_url, message_keys=KEYS)
+    queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(), load_settings=lambda: settings)
+    task = queue.add_job_task()
+
+    with pytest.raises(Exception, match="outbox"):
+        task({})
+    with pytest.raises(Exception, match="outbox"):
+        queue.serializer.serialize(("anything",))
+
+
+# --- ending ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_running_job_ends_before_its_process_and_nothing_new_is_taken(
+    stage: Stage, signal_number: signal.Signals
+) -> None:
+    consumer = stage.start_and_wait("-w", "1")
+    running = stage.send("slow")
+    stage.wait_for(f"begins {running.message.job_id}")
+
+    consumer.send_signal(signal_number)
+    consumer.wait_for_output("Shutting down gracefully")
+    waiting = stage.send()
+    stage.let_slow_jobs_go()
+
+    assert consumer.wait() == 0
+    assert stage.diary() == [
+        "crew started",
+        f"begins {running.message.job_id}",
+        f"ends {running.message.job_id}",
+        "drained",
+    ]
+    assert stage.broker.find_missing([waiting]) == set()
+
+
+def test_a_message_popped_while_the_process_stops_is_put_back(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "2")  # Both wait at the broker for up to a second.
+
+    consumer.send_signal(signal.SIGTERM)
+    consumer.wait_for_output("Shutting down gracefully")
+    waiting = [stage.send(priority=n) for n in range(3)]
+
+    assert consumer.wait() == 0
+    assert stage.broker.find_missing(waiting) == set()
+    assert not [line for line in stage.diary() if line.startswith("begins")]
+
+
+def test_what_runs_beyond_the_grace_time_is_given_back_and_the_code_is_0(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "2", AIJOBS_SHUTDOWN_GRACE_S="1")
+    first, second = stage.send("slow"), stage.send("slow")
+    for message in (first, second):
+        stage.wait_for(f"begins {message.message.job_id}")
+
+    consumer.send_signal(signal.SIGTERM)
+
+    assert consumer.wait() == 0
+    assert sorted(stage.diary()[-3:]) == sorted(
+        ["drained", f"released {first.message.job_id}", f"released {second.message.job_id}"]
+    )
+
+
+def test_a_second_sigterm_changes_nothing(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "1")
+    running = stage.send("slow")
+    stage.wait_for(f"begins {running.message.job_id}")
+
+    consumer.send_signal(signal.SIGTERM)
+    consumer.wait_for_output("Shutting down gracefully")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        consumer.send_signal(number)
+    stage.let_slow_jobs_go()
+
+    assert consumer.wait() == 0
+    assert stage.diary()[-2:] == [f"ends {running.message.job_id}", "drained"]
+
+
+def test_a_process_that_is_given_up_releases_what_it_holds_and_ends_with_75(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "2", "-t", "1")
+    other = stage.send("slow")
+    stage.wait_for(f"begins {other.message.job_id}")
+
+    stuck = stage.send("abandons")
+
+    assert consumer.wait(20) == 75
+    assert f"released {other.message.job_id}" in stage.diary()
+    assert f"released {stuck.message.job_id}" in stage.diary()
+    assert len(events(consumer, "consumer.abandoned")) == 1
+
+
+def test_sighup_starts_the_process_afresh_under_its_pid(stage: Stage) -> None:
+    consumer = stage.start_and_wait()
+    stage.wait_for("crew started")
+
+    consumer.send_signal(signal.SIGHUP)
+    stage.wait_for("crew started", count=2)
+
+    message = stage.send()
+    stage.wait_for(f"ends {message.message.job_id}")
+    assert consumer.is_running
+    assert stage.diary()[1] == "drained"
+
+
+# --- refusing -------------------------------------------------------------------------------------------
+
+
+def refusal(consumer: Program) -> str:
+    assert consumer.wait(30) == 1
+    (line,) = consumer.output.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "said"),
+    [
+        ((), {"AIJOBS_LEASE_S": "soon"}, "AIJOBS_LEASE_S is 'soon'"),
+        ((), {"AIJOBS_MESSAGE_KEYS": "short"}, "AIJOBS_MESSAGE_KEYS"),
+        ((), {"AIJOBS_ENV": "production"}, "production refuses to start on development keys"),
+        ((), {"AIJOBS_REDIS_URL": "localhost:6379"}, "AIJOBS_REDIS_URL can't be read"),
+        ((), {"AIJOBS_REDIS_URL": ""}, "no broker"),
+        ((), {"QUEUE_APP_SCHEMA": "old"}, "the schema is old: run `aijobs db upgrade`"),
+        (("-k", "process"), {}, "only threads are supported"),
+        (("-k", "greenlet"), {}, "only threads are supported"),
+    ],
+)
+def test_a_consumer_that_cannot_do_right_refuses_in_one_line(
+    stage: Stage, options: tuple[str, ...], env: dict[str, str], said: str
+) -> None:
+    line = refusal(stage.start("interactive", *options, **env))
+
+    assert line.startswith("aijobs: ")
+    assert said in line
+
+
+def test_an_embedded_broker_that_nobody_runs_is_refused_in_one_line(stage: Stage) -> None:
+    instance = Path(stage.env["AIJOBS_INSTANCE_PATH"])
+    (instance / "broker.json").write_text(json.dumps({"url": f"unix://{instance}/gone.sock", "pid": 1}))
+
+    line = refusal(stage.start(AIJOBS_REDIS_URL=""))
+
+    assert "nobody listens" in line
+    assert "aijobs up" in line
+
+
+# --- trouble with Redis -----------------------------------------------------------------------------------
+
+
+def test_a_consumer_started_before_its_broker_waits_for_it(
+    processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = start_valkey()
+    server.stop()
+    stage = Stage(processes, run.new_folder("stage"), server.url)
+    consumer = stage.start_and_wait()
+    poll(lambda: events(consumer, "broker.away"), what="the outage is said")
+
+    server.start()
+    message = stage.send()
+
+    stage.wait_for(f"ends {message.message.job_id}")
+    assert len(events(consumer, "broker.away")) == 1
+    assert len(events(consumer, "broker.back")) == 1
+
+
+@pytest.mark.parametrize("trouble", ["stopped", "frozen", "read-only", "full"])
+def test_an_outage_is_one_line_at_its_start_and_one_at_its_end_and_no_traceback(
+    processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer], trouble: str
+) -> None:
+    server = start_valkey()
+    stage = Stage(processes, run.new_folder("stage"), server.url)
+    consumer = stage.start_and_wait("-w", "2")
+    first = stage.send()
+    stage.wait_for(f"ends {first.message.job_id}")
+
+    if trouble == "stopped":
+        server.stop()
+    elif trouble == "frozen":
+        server.freeze()
+    with server.client() as admin:
+        if trouble == "read-only":
+            admin.replicaof("127.0.0.1", str(free_port()))
+        elif trouble == "full":
+            admin.config_set("maxmemory", "1")
+        if trouble != "full":  # A full broker still gives away what it has.
+            poll(lambda: events(consumer, "broker.away"), what="the outage is said")
+        if trouble == "read-only":
+            admin.replicaof("NO", "ONE")
+        elif trouble == "full":
+            admin.config_set("maxmemory", "0")
+    if trouble == "stopped":
+        server.start()
+    elif trouble == "frozen":
+        server.thaw()
+    if trouble != "full":
+        poll(lambda: events(consumer, "broker.back"), what="the end of the outage is said")
+
+    second = stage.send()
+    stage.wait_for(f"ends {second.message.job_id}")
+    assert len(events(consumer, "broker.away")) == len(events(consumer, "broker.back")) <= 1
+    assert "Traceback" not in consumer.output
+    assert consumer.is_running
+
+
+def test_a_consumer_needs_no_more_than_the_documented_rules(
+    processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
+    stage = Stage(processes, run.new_folder("stage"), server.url_for("aijobs", "secret"))
+    consumer = stage.start_and_wait()
+
+    message = stage.send()
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    assert consumer.stop() == 0
+    with server.client() as admin:
+        assert admin.acl_log() == []
+
+
+# --- passes -----------------------------------------------------------------------------------------------
+
+
+def test_passes_go_on_while_redis_is_gone_and_after_one_of_them_broke(
+    processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = start_valkey()
+    stage = Stage(processes, run.new_folder("stage"), server.url)
+    consumer = stage.start("maintenance", "-w", "1")
+    stage.wait_for("quick pass", count=2)
+
+    server.freeze()
+    before = len(stage.diary())
+    poll(lambda: stage.diary()[before:].count("quick pass") >= 3, what="passes while Redis is frozen")
+    server.thaw()
+    server.kill()
+    before = len(stage.diary())
+    poll(lambda: stage.diary()[before:].count("quick pass") >= 3, what="passes while Redis is gone")
+
+    assert stage.diary().count("broken pass") >= 3
+    (failed,) = events(consumer, "pass.failed")
+    assert (failed["pass"], failed["error"]) == ("broken", "ValueError")
+    assert "canary-of-content" not in consumer.output
+    assert consumer.stop() == 0
+    assert stage.diary()[-1] == "drained"
+
+
+def test_a_pass_needs_no_message_and_leaves_none(stage: Stage, valkey: ValkeyServer) -> None:
+    stage.start("maintenance")
+    stage.wait_for("quick pass", count=2)
+
+    with valkey.client() as admin:
+        assert admin.keys("*") == []
+
+
+def test_a_huey_member_with_a_time_prefix_is_no_message_of_ours(stage: Stage, valkey: ValkeyServer) -> None:
+    consumer = stage.start_and_wait()
+    with valkey.client() as admin:
+        member = struct.pack(">Q", 1) + pickle.dumps(("run_job", 1))
+        admin.zadd(queue_key(INTERACTIVE), {member: 0})
+
+    poll(lambda: events(consumer, "message.refused"), what="the refusal is said")
+    assert consumer.is_running

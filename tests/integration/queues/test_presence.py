@@ -1,0 +1,127 @@
+"""Heartbeats: who is at work, with what, and who is gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from aijobs.errors import BrokerUnavailable
+from aijobs.ids import InstanceId, new_id
+from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.queues.presence import HEARTBEAT_PREFIX, TTL_S, Presence, PresenceReader, WorkerPresence
+from tests.support.polling import poll
+from tests.support.servers import ValkeyServer
+
+
+def present(reader: PresenceReader) -> WorkerPresence:
+    found = reader.read()
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
+    instance = InstanceId.current()
+    presence, reader = Presence(connect(redis_url), instance, "ai-interactive"), PresenceReader(connect(redis_url))
+    presence.start()
+    first, second = new_id(), new_id()
+
+    presence.started(first)
+    presence.started(second)
+    poll(lambda: present(reader).active_job_ids == (first, second) if reader.read() else False)
+    presence.finished(first)
+    poll(lambda: present(reader).active_job_ids == (second,))
+
+    found = present(reader)
+    assert (found.instance_id, found.queue, found.active_job_count) == (str(instance), "ai-interactive", 1)
+    assert (found.host, found.pid) == (instance.host, instance.pid)
+    assert 0 <= found.age_s < 5
+    presence.leave()
+    assert reader.read() == []
+
+
+def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, valkey: ValkeyServer) -> None:
+    instance = InstanceId.current()
+    Presence(connect(redis_url), instance, "ai-background").beat()
+
+    with valkey.client() as admin:
+        card = json.loads(admin.get(f"{HEARTBEAT_PREFIX}{instance}"))
+        assert TTL_S - 5 <= admin.ttl(f"{HEARTBEAT_PREFIX}{instance}") <= TTL_S
+    assert set(card) == {
+        "instanceId",
+        "queue",
+        "host",
+        "pid",
+        "startedAt",
+        "activeJobCount",
+        "activeJobIds",
+    }
+
+
+def test_a_live_worker_is_back_at_its_next_beat_after_redis_lost_everything(
+    redis_url: str, valkey: ValkeyServer
+) -> None:
+    presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
+    reader = PresenceReader(connect(redis_url))
+    presence.start()
+    poll(reader.read)
+
+    valkey.flush()
+
+    poll(reader.read, what="the worker is listed again")
+    presence.leave()
+
+
+def test_no_job_waits_for_a_frozen_redis(redis_url: str, valkey: ValkeyServer) -> None:
+    presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
+    reader = PresenceReader(connect(redis_url))
+    presence.start()
+    poll(reader.read)
+    valkey.freeze()
+
+    ids = [new_id() for _ in range(500)]
+    for job_id in ids:  # Each would wait 1.5 s if it wrote itself, which the test's time limit forbids.
+        presence.started(job_id)
+        presence.finished(job_id)
+    presence.started("at-work")
+    with pytest.raises(BrokerUnavailable):
+        reader.read()
+
+    valkey.thaw()
+    poll(lambda: present(reader).active_job_ids == ("at-work",) if reader.read() else False)
+    presence.leave()
+
+
+def test_a_dead_workers_age_is_told_by_redis_and_not_by_the_workers_clock(redis_url: str, valkey: ValkeyServer) -> None:
+    instance = InstanceId.current()
+    Presence(connect(redis_url), instance, "ai-interactive").beat()
+
+    with valkey.client() as admin:
+        admin.expire(f"{HEARTBEAT_PREFIX}{instance}", 20)
+
+    assert 69 <= present(PresenceReader(connect(redis_url))).age_s <= 71
+
+
+def test_what_nobody_of_ours_wrote_is_left_out(redis_url: str, valkey: ValkeyServer) -> None:
+    with valkey.client() as admin:
+        admin.set(f"{HEARTBEAT_PREFIX}a", "junk", ex=50)
+        admin.set(f"{HEARTBEAT_PREFIX}b", "[]", ex=50)
+        admin.set(f"{HEARTBEAT_PREFIX}c", b"\xff", ex=50)
+        admin.set(f"{HEARTBEAT_PREFIX}for-ever", "{}")
+
+    assert PresenceReader(connect(redis_url)).read() == []
+
+
+def test_presence_needs_no_more_than_the_documented_rules(start_valkey: Callable[..., ValkeyServer]) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
+    client = connect(server.url_for("aijobs", "secret"))
+    presence, reader = Presence(client, InstanceId.current(), "ai-interactive"), PresenceReader(client)
+
+    presence.beat()
+    assert len(reader.read()) == 1
+    presence.leave()
+
+    assert reader.read() == []
+    with server.client() as admin:
+        assert admin.acl_log() == []

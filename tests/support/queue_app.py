@@ -1,0 +1,89 @@
+"""Queues with a crew that writes down what happens to it: what `huey_consumer` runs in the tests of the consumer.
+
+`QUEUE_APP_DIARY` names the diary, to which each line is added whole. What a job does stands in its job type: `quick`,
+`slow` (until the file `go` lies beside the diary), `raises`, `abandons` (gives the process up, and goes on).
+`QUEUE_APP_SCHEMA=old` makes the crew refuse to start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from aijobs.errors import SettingsError
+from aijobs.queues.crew import Crew, Pass
+from aijobs.queues.hueys import AiJobsHuey
+from aijobs.queues.message import JobMessage
+
+
+def note(text: str) -> None:
+    """Add a line to the diary."""
+    with Path(os.environ["QUEUE_APP_DIARY"]).open("a") as diary:
+        diary.write(f"{text}\n")
+
+
+class Register:
+    """The jobs at work in this process, as an engine keeps them."""
+
+    def __init__(self, queue: AiJobsHuey) -> None:
+        self._queue = queue
+        self._changed = threading.Condition()
+        self._active: list[str] = []
+
+    def run_job(self, message: JobMessage) -> None:
+        with self._changed:
+            self._active.append(message.job_id)
+        note(f"begins {message.job_id}")
+        self._do(message.job_type)
+        note(f"ends {message.job_id}")
+        with self._changed:
+            self._active.remove(message.job_id)
+            self._changed.notify_all()
+
+    def drain(self, grace_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._active, grace_s)
+            for job_id in self._active:
+                note(f"released {job_id}")
+        note("drained")
+
+    def _do(self, job_type: str) -> None:
+        if job_type == "raises":
+            raise ValueError("canary-of-content")
+        if job_type == "abandons":
+            self._queue.abandon()
+        if job_type in ("slow", "abandons"):
+            go = Path(os.environ["QUEUE_APP_DIARY"]).with_name("go")
+            while not go.exists():
+                time.sleep(0.01)
+
+
+def build_jobs(queue: AiJobsHuey) -> Crew:
+    """The crew of a queue of jobs."""
+    if os.environ.get("QUEUE_APP_SCHEMA") == "old":
+        raise SettingsError("the schema is old: run `aijobs db upgrade`")
+    register = Register(queue)
+    return Crew(run_job=register.run_job, start=lambda: note("crew started"), drain=register.drain)
+
+
+def build_passes(queue: AiJobsHuey) -> Crew:
+    """The crew of the maintenance queue: a quick pass and a broken one."""
+
+    def breaks() -> None:
+        note("broken pass")
+        raise ValueError("canary-of-content")
+
+    return Crew(
+        passes=[Pass("quick", 1, lambda: note("quick pass")), Pass("broken", 1, breaks)],
+        drain=lambda grace_s: note("drained"),
+    )
+
+
+interactive = AiJobsHuey("ai-interactive", build_jobs)
+interactive.add_job_task()
+
+maintenance = AiJobsHuey("ai-maintenance", build_passes)
+for name in ("quick", "broken"):
+    maintenance.add_pass(name)
