@@ -82,10 +82,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_job_tombstones_deleted_at"), "job_tombstones", ["deleted_at"])
     op.create_index(
-        "uq_job_tombstones_user_type_key",
-        "job_tombstones",
-        ["user_id", "job_type", "idempotency_key"],
-        unique=True,
+        "uq_job_tombstones_user_type_key", "job_tombstones", ["user_id", "job_type", "idempotency_key"], unique=True
     )
 
     op.create_table(
@@ -207,6 +204,7 @@ def upgrade() -> None:
         sa.Column("cancel_requested_by", sa.String(length=300), nullable=True),
         sa.Column("validated_output", Json, nullable=True),
         sa.Column("output_hash", sa.String(length=64), nullable=True),
+        sa.Column("answer_faults", Json, nullable=True),
         sa.Column("artifact_count", sa.Integer(), nullable=False),
         sa.Column("error_code", Key(64), nullable=True),
         sa.Column("public_error_message", sa.String(length=500), nullable=True),
@@ -220,10 +218,7 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint("progress BETWEEN 0 AND 100", name=op.f("ck_ai_jobs_progress")),
         sa.ForeignKeyConstraint(
-            ["credential_id"],
-            ["user_model_credentials.id"],
-            name=op.f("fk_ai_jobs_credential_id"),
-            ondelete="SET NULL",
+            ["credential_id"], ["user_model_credentials.id"], name=op.f("fk_ai_jobs_credential_id"), ondelete="SET NULL"
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ai_jobs")),
         sa.UniqueConstraint("parent_job_id", name=op.f("uq_ai_jobs_parent_job_id")),
@@ -241,9 +236,7 @@ def upgrade() -> None:
     op.create_index("ix_ai_jobs_type_newest", "ai_jobs", ["job_type", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_newest", "ai_jobs", ["user_id", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_status", "ai_jobs", ["user_id", "lifecycle_status", "id"])
-    op.create_index(
-        "uq_ai_jobs_user_type_key", "ai_jobs", ["user_id", "job_type", "idempotency_key"], unique=True
-    )
+    op.create_index("uq_ai_jobs_user_type_key", "ai_jobs", ["user_id", "job_type", "idempotency_key"], unique=True)
 
     op.create_table(
         "operator_tokens",
@@ -287,9 +280,7 @@ def upgrade() -> None:
         sa.Column("error_code", sa.String(length=64), nullable=True),
         sa.Column("duration_ms", sa.BigInteger(), nullable=True),
         sa.Column("at", UtcDateTime(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_job_events_job_id"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_job_events_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", "seq", name=op.f("pk_ai_job_events")),
         **IN_UTF8MB4,
     )
@@ -334,17 +325,13 @@ def upgrade() -> None:
         sa.Column("error_code", sa.String(length=64), nullable=True),
         sa.Column("started_at", UtcDateTime(), nullable=False),
         sa.Column("finished_at", UtcDateTime(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_usage_logs_job_id"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_usage_logs_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ai_usage_logs")),
         **IN_UTF8MB4,
     )
     op.create_index("ix_ai_usage_logs_started", "ai_usage_logs", ["started_at"])
     op.create_index("ix_ai_usage_logs_user", "ai_usage_logs", ["user_id", "started_at"])
-    op.create_index(
-        "uq_ai_usage_logs_call", "ai_usage_logs", ["job_id", "attempt_no", "call_no"], unique=True
-    )
+    op.create_index("uq_ai_usage_logs_call", "ai_usage_logs", ["job_id", "attempt_no", "call_no"], unique=True)
     if op.get_context().dialect.name in ("mysql", "mariadb"):
         # Alembic's own table, which it made with the server's defaults.
         op.execute("ALTER TABLE alembic_version CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
