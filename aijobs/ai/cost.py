@@ -35,9 +35,7 @@ class _Peak:
 
     def factor(self, at: datetime) -> int:
         local = at.astimezone(self.zone)
-        busy = local.weekday() in self.weekdays and any(
-            first <= local.hour < last for first, last in self.hours
-        )
+        busy = local.weekday() in self.weekdays and any(first <= local.hour < last for first, last in self.hours)
         return self.multiplier if busy else 1
 
 

@@ -95,8 +95,8 @@ def occurs(part: str, whole: str) -> bool:
 def script_of(text: str) -> str | None:
     """`zh`, `en` (any Latin-like script), or None where there is too little text to tell.
 
-    An ideograph weighs as much as a word: a Chinese sentence about ATP is Chinese, and an English one that names a
-    Chinese word in brackets is English.
+    An ideograph weighs as much as a word: Chinese about ATP is Chinese, and English that names a Chinese word
+    is English.
     """
     ideographs = len(_IDEOGRAPH.findall(text))
     words = len(_WORD.findall(text))

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from aijobs.ai.grounding import script_of
+from aijobs.ai.grounding import fold, script_of
 from aijobs.errors import AijobsError
 
 MAX_SEGMENTS = 200
 MAX_CHARACTERS = 60_000
 MAX_TITLE = 300
 MAX_SOURCE_ID = 255
-_PARAGRAPH_BREAK = re.compile(r"(?:\r\n|[\n\r\f\u2029])(?:[^\S\n\r\f]*(?:\r\n|[\n\r\f\u2029]))+")
+_PARAGRAPH_BREAK = re.compile(r"(?>\r\n|[\n\r\f\u2029])(?:[^\S\n\r\f]*(?>\r\n|[\n\r\f\u2029]))+")
 
 
 class NotesError(AijobsError):
@@ -92,7 +92,7 @@ def notes_from_text(text: str, title: str, source_id: str) -> dict[str, Any]:
     text = text.lstrip("\ufeff")
     if "\x00" in text:
         raise NotesError("the text has NUL characters in it; is it a text file?")
-    if not text.strip():
+    if not fold(text):
         raise NotesError("the text is empty")
     if len(text) > MAX_CHARACTERS:
         raise NotesError(f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are allowed")
@@ -100,9 +100,7 @@ def notes_from_text(text: str, title: str, source_id: str) -> dict[str, Any]:
     return {
         "lang": script_of(text) or "en",
         "source": {"id": _shown(source_id, MAX_SOURCE_ID), "title": _shown(title, MAX_TITLE)},
-        "segments": [
-            {"sid": f"p{number}", "text": paragraph} for number, paragraph in enumerate(paragraphs, 1)
-        ],
+        "segments": [{"sid": f"p{number}", "text": paragraph} for number, paragraph in enumerate(paragraphs, 1)],
     }
 
 

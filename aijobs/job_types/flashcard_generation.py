@@ -126,9 +126,7 @@ def _ground(card: Mapping[str, Any], segments: Mapping[str, FoldedText]) -> tupl
             return dict(card), "a quote does not stand in the segment that it names"
         if place.end - place.start > MAX_QUOTE:
             return dict(card), f"a quote is longer than {MAX_QUOTE} characters"
-        found.append(
-            {"sid": evidence["sid"], "quote": segment.slice(place), "start": place.start, "end": place.end}
-        )
+        found.append({"sid": evidence["sid"], "quote": segment.slice(place), "start": place.start, "end": place.end})
     return {**card, "evidence": found, "tags": _tags(card)}, None
 
 
@@ -247,11 +245,7 @@ JUNK_OUTPUTS: tuple[dict[str, Any], ...] = (
     {},
     {"cards": []},
     {"cards": "none"},
-    {
-        "cards": [
-            {"card_type": "basic", "front": "What is osmosis?", "evidence": [{"sid": "p1", "quote": _QUOTE}]}
-        ]
-    },
+    {"cards": [{"card_type": "basic", "front": "What is osmosis?", "evidence": [{"sid": "p1", "quote": _QUOTE}]}]},
     {"cards": [{"card_type": "poem", "text": "Water"}]},
     {"cards": [{**SAMPLE_OUTPUT["cards"][0], "evidence": []}]},
     {"cards": [{**SAMPLE_OUTPUT["cards"][0], "front": None}]},

@@ -67,9 +67,7 @@ _NUMBER = re.compile(
 _ACRONYM = re.compile(
     r"(?P<long>[\u4e00-\u9fff]{3,16})[（(](?:简称|英文缩写为?|缩写为?)?\s*(?P<short>[A-Z][A-Za-z]{0,4}[A-Z])[）)]"
 )
-_EXPLAINED = re.compile(
-    r"(?P<short>[A-Z][A-Za-z]{0,4}[A-Z])[（(](?:即|全称)?(?P<long>[\u4e00-\u9fff]{3,16})[）)]"
-)
+_EXPLAINED = re.compile(r"(?P<short>[A-Z][A-Za-z]{0,4}[A-Z])[（(](?:即|全称)?(?P<long>[\u4e00-\u9fff]{3,16})[）)]")
 _POINTING = re.compile(
     r"这|上述|前者|后者|如下|下面|下列|上图|下图|该|我们|你|咱|老师|同学|请|本(?:章|节|课|文|题)|因此|所以|于是|由此|例如|比如"
 )
@@ -120,9 +118,7 @@ class ChineseRules:
         if match is None or match["term"] in _GENERIC_LABELS or len(match["rest"].rstrip("。")) < 4:
             return None
         term, rest = match["term"].strip(), match["rest"]
-        if not self._is_term(re.sub(r"[（(].*[）)]$", "", term), shortest=1) or re.search(
-            r"[是有为]", term[1:]
-        ):
+        if not self._is_term(re.sub(r"[（(].*[）)]$", "", term), shortest=1) or re.search(r"[是有为]", term[1:]):
             return None
         if re.search(r"\d$", term) and re.match(r"\d", rest):
             return None
@@ -149,9 +145,7 @@ class ChineseRules:
         is_cleft = rest.rstrip("。").endswith("的")
         if is_cleft or (definite and len(rest) < 5) or (not definite and not self._describes(term, rest)):
             return None
-        return self._what_is(
-            sentence, term, rest, lead=lead, formal=definite or bool(re.match("一[种类]", rest))
-        )
+        return self._what_is(sentence, term, rest, lead=lead, formal=definite or bool(re.match("一[种类]", rest)))
 
     def _at_to_be(self, text: str) -> tuple[int, str] | None:
         """Where the first verb "to be" stands that is a word by itself (not in 但是, 总是, …), and which it
@@ -167,9 +161,7 @@ class ChineseRules:
                 if text.startswith(verb, word.start) and word.text in (verb, verb[0], verb[:2], "是"):
                     before = text[max(0, word.start - 1) : word.start]
                     return (
-                        None
-                        if before in ("不", "也", "都", "还", "正", "只", "便", "才", "既")
-                        else (word.start, verb)
+                        None if before in ("不", "也", "都", "还", "正", "只", "便", "才", "既") else (word.start, verb)
                     )
         return None
 
@@ -184,9 +176,7 @@ class ChineseRules:
             and not re.match(r"(?:在|从|因为|由于|为了|通过|否|不)", rest)
         )
 
-    def _what_is(
-        self, sentence: Sentence, term: str, rest: str, lead: str = "", formal: bool = False
-    ) -> Fact:
+    def _what_is(self, sentence: Sentence, term: str, rest: str, lead: str = "", formal: bool = False) -> Fact:
         # 《…》 around a title, or a person's trade at the end of the first clause, tell what kind of thing it
         # is.
         first_clause = re.split(r"[，。；]", rest)[0]
@@ -213,23 +203,14 @@ class ChineseRules:
             return None
         held, subject, term = match["held"], match["subject"], match["term"]
         asked = held or subject
-        if (
-            _NOT_FIRST.match(asked)
-            or _POINTING.search(asked)
-            or _PRONOUN.search(asked)
-            or not self._is_term(term)
-        ):
+        if _NOT_FIRST.match(asked) or _POINTING.search(asked) or _PRONOUN.search(asked) or not self._is_term(term):
             return None
         question = f"人们把{held}叫做什么？" if held else f"{subject}叫做什么？"
         return Fact(DEFINITION, "zh", sentence, question, term, term=term)
 
     def _parts(self, sentence: Sentence, text: str) -> Fact | None:
         match = _PARTS.match(text)
-        if (
-            match is None
-            or not self._is_term(match["subject"])
-            or not re.search(r"[和、与及]", match["rest"])
-        ):
+        if match is None or not self._is_term(match["subject"]) or not re.search(r"[和、与及]", match["rest"]):
             return None
         question = f"{match['subject']}分为哪{match['count']}{match['what']}？"
         return Fact(QUESTION, "zh", sentence, question, match["rest"], term=f"{match['subject']}分")
@@ -311,9 +292,7 @@ class ChineseRules:
                 yield Fact(TERM, "zh", sentence, text, gap=term, term=term)
         for match in _NUMBER.finditer(text):
             if _tells_something(match, text):
-                yield Fact(
-                    NUMBER, "zh", sentence, text, gap=match.group().strip(), term=match.group().strip()
-                )
+                yield Fact(NUMBER, "zh", sentence, text, gap=match.group().strip(), term=match.group().strip())
                 break
         for name in self._names(text, words):
             yield Fact(NAME, "zh", sentence, text, gap=name, term=name)
@@ -332,9 +311,7 @@ class ChineseRules:
     def _names(text: str, words: Sequence[Word]) -> list[str]:
         found = [match["name"] for pattern in (_BY_TRADE, _TITLED) for match in pattern.finditer(text)]
         found += (
-            re.findall(r"[\u4e00-\u9fff]{1,6}(?:·[\u4e00-\u9fff]{1,8})+(?=[^\u4e00-\u9fff])", text)
-            if not found
-            else []
+            re.findall(r"[\u4e00-\u9fff]{1,6}(?:·[\u4e00-\u9fff]{1,8})+(?=[^\u4e00-\u9fff])", text) if not found else []
         )
         if found:
             return found
@@ -352,12 +329,7 @@ class ChineseRules:
     def _is_term(self, term: str, shortest: int = 2) -> bool:
         if not shortest <= len(term) <= 20 or term in _NOT_A_TERM or term in _GENERIC_LABELS:
             return False
-        if (
-            _NOT_FIRST.match(term)
-            or _NOT_LAST.search(term)
-            or _POINTING.search(term)
-            or _PRONOUN.search(term)
-        ):
+        if _NOT_FIRST.match(term) or _NOT_LAST.search(term) or _POINTING.search(term) or _PRONOUN.search(term):
             return False
         if re.search(r"[，。；：！？、]", term) or re.fullmatch(r"[\d\W]+", term):
             return False
@@ -377,9 +349,7 @@ def _tells_something(match: re.Match[str], text: str) -> bool:
     if re.search(r"[+=→×]", text[max(0, match.start() - 2) : match.end() + 2]):
         return False
     counted = bool(re.search(r"\D$", match.group().strip()))
-    return counted or bool(
-        re.search(r"(?:约|有|为|是|达|达到|到|至|于|过|近|等于)\s?$", text[: match.start()])
-    )
+    return counted or bool(re.search(r"(?:约|有|为|是|达|达到|到|至|于|过|近|等于)\s?$", text[: match.start()]))
 
 
 def _bare(term: str) -> str:

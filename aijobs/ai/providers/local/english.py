@@ -90,7 +90,7 @@ _FIRST_PERSON = re.compile(r"\b(?:I|we|us|our|you|your|my|let's|me)\b", re.IGNOR
 _MARKUP = re.compile(r"<\w|\{\{|\}\}|::|https?:|www\.")
 _WORD = re.compile(r"[A-Za-z][\w'’-]*")
 _COMMON_NOUN = re.compile(
-    r"(?:tion|sion|sis|ment|ness|ance|ence|ogy|ase|ose|phyll|plast|some|ing|ism|ysis|ade|gen|um|ics|ide|ant)s?\Z"
+    r"(?:tion|sion|sis|ment|ness|ance|ence|ogy|ase|ose|zyme|phyll|plast|some|ing|ism|ysis|ade|gen|um|ics|ide|ant)s?\Z"
 )
 
 
@@ -145,18 +145,9 @@ class EnglishRules:
         term, rest = match["term"].strip(), match["rest"]
         words = term.split()
         generic = term.lower() in GENERIC_LABELS or words[-1].lower() in GENERIC_LABELS
-        if (
-            generic
-            or len(words) > 6
-            or words[0].lower() in NO_SUBJECT_START
-            or words[-1].lower() in NO_SUBJECT_END
-        ):
+        if generic or len(words) > 6 or words[0].lower() in NO_SUBJECT_START or words[-1].lower() in NO_SUBJECT_END:
             return None
-        if (
-            not _WORD.search(term)
-            or len(rest.split()) < 3
-            or re.search(r"\b(?:is|are|was|were|has|have)\b", term)
-        ):
+        if not _WORD.search(term) or len(rest.split()) < 3 or re.search(r"\b(?:is|are|was|were|has|have)\b", term):
             return None
         if self._is_vague(term) or (re.search(r"\d\s*$", term) and re.match(r"\d", rest)):
             return None
@@ -188,9 +179,7 @@ class EnglishRules:
         asked = self.in_sentence(term)
         if verb == "is" and re.match(r"an? ", rest) and self._is_counted(asked):
             asked = f"{'an' if asked[0] in 'aeiou' else 'a'} {asked}"
-        person = self._is_person(term) and bool(
-            re.search(rf"\b(?:{PEOPLE})\b", " ".join(rest.split()[:12]), re.I)
-        )
+        person = self._is_person(term) and bool(re.search(rf"\b(?:{PEOPLE})\b", " ".join(rest.split()[:12]), re.I))
         who = "who" if person else "what"
         question = f"{lead}{who if lead else who.capitalize()} {verb} {asked}?"
         return Fact(DEFINITION, "en", sentence, question, _as_answer(rest), term=_bare(asked))
@@ -207,11 +196,7 @@ class EnglishRules:
 
     def _means(self, sentence: Sentence, text: str) -> Fact | None:
         match = _MEANS.fullmatch(text)
-        if (
-            match is None
-            or not self._can_be_asked_about(match["subject"], 6)
-            or self._is_vague(match["subject"])
-        ):
+        if match is None or not self._can_be_asked_about(match["subject"], 6) or self._is_vague(match["subject"]):
             return None
         if match["rest"].startswith(("that ", "it ", "there ")) or len(match["rest"].split()) < 2:
             return None
@@ -251,20 +236,14 @@ class EnglishRules:
 
     def _where(self, sentence: Sentence, text: str) -> Fact | None:
         match = _WHERE.fullmatch(text)
-        if (
-            match is None
-            or not self._can_be_asked_about(match["subject"], 8)
-            or self._is_vague(match["subject"])
-        ):
+        if match is None or not self._can_be_asked_about(match["subject"], 8) or self._is_vague(match["subject"]):
             return None
         place = match["rest"]
         if _NOT_A_PLACE.search(place) or POINTING.search(text):
             return None
         plural = match["verb"] in ("take place", "occur", "happen")
         asked = self.in_sentence(match["subject"])
-        base = {"takes place": "take place", "occurs": "occur", "happens": "happen"}.get(
-            match["verb"], match["verb"]
-        )
+        base = {"takes place": "take place", "occurs": "occur", "happens": "happen"}.get(match["verb"], match["verb"])
         lead = match["lead"] or ""
         question = f"{lead}{'where' if lead else 'Where'} {'do' if plural else 'does'} {asked} {base}?"
         return Fact(QUESTION, "en", sentence, question, _as_answer(place), term=f"where {asked}")
@@ -274,9 +253,7 @@ class EnglishRules:
             short = match["short"].rstrip("s") if match["short"][-2:-1].isupper() else match["short"]
             long = _expansion(short, match["long"])
             if long:
-                yield Fact(
-                    ACRONYM, "en", sentence, f"What does {short} stand for?", _as_answer(long), term=short
-                )
+                yield Fact(ACRONYM, "en", sentence, f"What does {short} stand for?", _as_answer(long), term=short)
 
     # -- what can be hidden in a sentence
     # -----------------------------------------------------------------------
@@ -295,9 +272,7 @@ class EnglishRules:
                 yield Fact(TERM, "en", sentence, text, gap=match.group(), term=term)
         for match in _NUMBER.finditer(text):
             if not _AFTER_LABEL.search(text[: match.start()]) and _tells_something(match, text):
-                yield Fact(
-                    NUMBER, "en", sentence, text, gap=match.group().strip(), term=match.group().strip()
-                )
+                yield Fact(NUMBER, "en", sentence, text, gap=match.group().strip(), term=match.group().strip())
                 break
         for name in self._names(text):
             yield Fact(NAME, "en", sentence, text, gap=name, term=name)
@@ -306,17 +281,11 @@ class EnglishRules:
     def _names(self, text: str) -> list[str]:
         found = []
         for match in _PERSON.finditer(text):
-            name = re.sub(
-                r"^(?:The|A|An|In|At|On|By|For|From|When|After|Before|Both|Since) ", "", match.group()
-            )
+            name = re.sub(r"^(?:The|A|An|In|At|On|By|For|From|When|After|Before|Both|Since) ", "", match.group())
             at_start = match.start() == 0 and name == match.group()
             if at_start and " " not in name and name not in self._capitalised:
                 continue
-            if (
-                name.lower() in LIKE_NAMES
-                or name.lower() in self._lowered
-                or name.lower().endswith(("ish", "ese"))
-            ):
+            if name.lower() in LIKE_NAMES or name.lower() in self._lowered or name.lower().endswith(("ish", "ese")):
                 continue
             if " " not in name and (name.endswith(("ian", "ean")) or len(name) < 3):
                 continue
@@ -416,9 +385,7 @@ def _leans(text: str) -> bool:
 def _is_command(text: str) -> bool:
     """Whether the notes tell the learner to do something."""
     return bool(
-        re.match(
-            r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text
-        )
+        re.match(r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text)
     )
 
 
@@ -457,11 +424,7 @@ def _expansion(short: str, before: str) -> str:
     letters = short.lower()
     for count in range(1, min(len(words), len(letters) + 3) + 1):
         tail = words[-count:]
-        if (
-            tail[0][:1].lower() == letters[0]
-            and _abbreviates(letters, tail)
-            and len(" ".join(tail)) > len(short) + 2
-        ):
+        if tail[0][:1].lower() == letters[0] and _abbreviates(letters, tail) and len(" ".join(tail)) > len(short) + 2:
             start = before.rfind(tail[0]) if count == 1 else _start_of(before, tail)
             return before[start:].strip() if start >= 0 else ""
     return ""

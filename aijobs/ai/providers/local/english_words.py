@@ -31,8 +31,8 @@ NO_SUBJECT_INSIDE = frozenset(
 NO_DEFINITION = (
     "the same", "the reason", "the case", "the one", "the first", "the second", "the third", "the next",
     "the last", "the only", "the more", "the less", "the following", "the result of this", "a lot", "a bit",
-    "a little", "a few", "a good", "a great", "a very", "a key", "a big", "a major", "an important", "an essential",
-    "an example",
+    "a little", "a few", "a good", "a great", "a very", "a key", "a big", "a major", "an essential",
+    "an important", "an example",
     "an interesting", "a common", "the most important", "a huge", "a long", "a problem", "a difficult",
     "what ", "when ", "where ", "how ",
 )  # fmt: skip
@@ -83,7 +83,7 @@ SINGULAR_S = frozenset(
     kansas measles mumps news means process mass class grass""".split()
 )
 UNITS = (
-    "%|percent|per cent|°C|°F|degrees(?: Celsius| Fahrenheit)?|K|nm|µm|μm|mm|cm|m|km|nanomet(?:re|er)s?|"
+    "km/s|m/s|km/h|g/cm3|mol/l|%|percent|per cent|°C|°F|degrees(?: Celsius| Fahrenheit)?|K|nm|µm|μm|mm|cm|m|km|nanomet(?:re|er)s?|"
     "micromet(?:re|er)s?|millimet(?:re|er)s?|centimet(?:re|er)s?|met(?:re|er)s?|kilomet(?:re|er)s?|miles?|"
     "feet|inches|mg|g|kg|grams?|kilograms?|"
     "tonnes?|tons?|ml|mL|l|L|lit(?:re|er)s?|millilit(?:re|er)s?|seconds?|minutes?|hours?|days?|weeks?|"
@@ -93,7 +93,7 @@ UNITS = (
     "million(?: years)?|billion(?: years)?|thousand|trillion|times|people|species|molecules?|atoms?|"
     "electrons?|"
     "protons?|neutrons?|bones?|chromosomes?|pairs?(?: of \\w+)?|chambers?|layers?|members?|states?|"
-    "countries|planets?|square kilomet(?:re|er)s|m/s|km/h"
+    "countries|planets?|square kilomet(?:re|er)s"
 )
 OPENERS = re.compile(
     r"^(?:However|Moreover|Furthermore|In addition|Additionally|Also|Finally|In fact|Interestingly|Indeed|"

@@ -33,9 +33,7 @@ _DIFFICULTY = {
 }
 
 
-def make_flashcards(
-    reader: NotesReader, notes: Mapping[str, Any], token: CancellationToken
-) -> dict[str, Any]:
+def make_flashcards(reader: NotesReader, notes: Mapping[str, Any], token: CancellationToken) -> dict[str, Any]:
     """The answer of `flashcard_generation`: at most `options.max_cards` cards, each with its quote.
 
     Raises `JobError(VALIDATION_NOTHING_TO_EXTRACT)` where the rules find nothing, and what the token raises.
@@ -46,11 +44,7 @@ def make_flashcards(
     for card in _candidates(reader.read(notes, token)):
         if len(cards) >= options["max_cards"]:
             break
-        if (
-            card["card_type"] in wanted
-            and _is_fit(card)
-            and not any(_repeats(card, other) for other in cards)
-        ):
+        if card["card_type"] in wanted and _is_fit(card) and not any(_repeats(card, other) for other in cards):
             cards.append(card)
     if not cards:
         raise JobError("VALIDATION_NOTHING_TO_EXTRACT", "the rules found no definition, term, number or name")

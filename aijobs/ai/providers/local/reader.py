@@ -95,7 +95,5 @@ def _terms(statements: Sequence[Fact], sentences: Sequence[Sentence]) -> list[st
     """
     found = [fact.term for fact in statements if fact.kind in (DEFINITION, ACRONYM)]
     found += [strong for sentence in sentences for strong in sentence.strong if len(strong.split()) <= 4]
-    terms = {
-        fold(term): term.strip(" .:：。，,") for term in found if 2 <= len(term) <= 40 and "的" not in term
-    }
+    terms = {fold(term): term.strip(" .:：。，,") for term in found if 2 <= len(term) <= 40 and "的" not in term}
     return sorted(terms.values(), key=lambda term: (-len(term), term))

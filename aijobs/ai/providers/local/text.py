@@ -98,13 +98,7 @@ def _blocks(text: str) -> Iterator[_Block]:
         if _CODE.match(line):
             in_code = not in_code
         title = _HEADING.match(line)
-        is_bare = (
-            not line.strip()
-            or bool(_CODE.match(line))
-            or in_code
-            or bool(_RULE.match(line))
-            or _is_table(line)
-        )
+        is_bare = not line.strip() or bool(_CODE.match(line)) or in_code or bool(_RULE.match(line)) or _is_table(line)
         if is_bare or title or (current is None and _looks_like_title(line, next_line)):
             if current is not None:
                 yield current
@@ -113,11 +107,7 @@ def _blocks(text: str) -> Iterator[_Block]:
                 heading = clean(title["title"] if title else line).rstrip("：:")
             continue
         bullet = _BULLET.match(line) or _QUOTED.match(line)
-        if (
-            current is not None
-            and not bullet
-            and _goes_on(text[current.start : current.end], line, current.kind)
-        ):
+        if current is not None and not bullet and _goes_on(text[current.start : current.end], line, current.kind):
             current.end = end
             continue
         if current is not None:
@@ -142,11 +132,7 @@ def _looks_like_title(line: str, next_line: str) -> bool:
     if re.search(r"[：:—=]|\s[-–]\s", text.rstrip("：:")):
         return False
     is_chinese = bool(re.search(rf"[{_CJK}]", text))
-    return (
-        len(text) <= 16
-        if is_chinese
-        else len(text.split()) <= 8 and not re.search(r"\b(?:is|are|was|were)\b", text)
-    )
+    return len(text) <= 16 if is_chinese else len(text.split()) <= 8 and not re.search(r"\b(?:is|are|was|were)\b", text)
 
 
 def _goes_on(so_far: str, line: str, kind: str) -> bool:

@@ -1,0 +1,25 @@
+"""A cancellation token that tests set by hand."""
+
+from __future__ import annotations
+
+from aijobs.errors import JobError
+
+
+class HandToken:
+    """Cancelled after `looks` looks at it; never, where `looks` is None."""
+
+    def __init__(self, looks: int | None = None) -> None:
+        self._left = looks
+
+    @property
+    def cancelled(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+    def raise_if_cancelled(self) -> None:
+        if self.cancelled:
+            raise JobError("CANCELLED", "cancelled by the test")
+        if self._left is not None:
+            self._left -= 1
+
+    def remaining(self) -> float:
+        return 0.0 if self.cancelled else 60.0

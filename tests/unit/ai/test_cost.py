@@ -1,0 +1,139 @@
+"""Cost in whole micro-units: never 0 for what has no price, never a token billed twice."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aijobs.ai.cost import BUILT_IN, Cost, CostCalculator
+from aijobs.errors import SettingsError
+
+SUNDAY = datetime(2026, 11, 1, 12, tzinfo=UTC)
+MONDAY_10_IN_BEIJING = datetime(2026, 11, 2, 2, tzinfo=UTC)
+PRICES = CostCalculator.load()
+
+
+def cost(model: str, prompt: int, completion: int, cached: int = 0, at: datetime = SUNDAY) -> Cost | None:
+    return PRICES.cost(
+        "local" if model.startswith("local") else "deepseek",
+        model,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=cached,
+        at=at,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "completion", "cached", "micro_units"),
+    [
+        ("local-extractive-v1", 10_000, 10_000, 0, 0),
+        ("deepseek-flash", 1_000_000, 0, 0, 150_000),
+        ("deepseek-flash", 0, 1_000_000, 0, 600_000),
+        ("deepseek-flash", 1_000_000, 0, 1_000_000, 3_000),
+        ("deepseek-flash", 1_000_000, 1_000_000, 400_000, 90_000 + 1_200 + 600_000),
+        ("deepseek-v4-pro", 1_000_000, 1_000_000, 0, 660_000 + 1_980_000),
+        ("deepseek-v4-pro", 1_000_000, 0, 1_000_000, 22_000),
+    ],
+)
+def test_the_list_is_applied_and_a_cached_token_is_billed_once(
+    model: str, prompt: int, completion: int, cached: int, micro_units: int
+) -> None:
+    assert cost(model, prompt, completion, cached) == Cost(micro_units, "USD", PRICES.version)
+
+
+def test_a_model_without_a_price_costs_nothing_known_and_not_zero() -> None:
+    assert cost("deepseek-chat", 100, 100) is None
+    assert (
+        PRICES.cost("vllm", "deepseek-flash", prompt_tokens=1, completion_tokens=1, cached_tokens=0, at=SUNDAY) is None
+    )
+
+
+@pytest.mark.parametrize("model", ["deepseek-flash-2026-09-01", "deepseek-flash-20260901"])
+def test_a_dated_name_has_the_price_of_its_model(model: str) -> None:
+    assert cost(model, 1_000_000, 0) == cost("deepseek-flash", 1_000_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "factor"),
+    [
+        (MONDAY_10_IN_BEIJING, 2),
+        (datetime(2026, 11, 2, 0, 59, 59, tzinfo=UTC), 1),
+        (datetime(2026, 11, 2, 1, tzinfo=UTC), 2),
+        (datetime(2026, 11, 2, 4, tzinfo=UTC), 1),
+        (datetime(2026, 11, 2, 6, tzinfo=UTC), 2),
+        (datetime(2026, 11, 2, 10, tzinfo=UTC), 1),
+        (datetime(2026, 11, 6, 9, 59, tzinfo=UTC), 2),
+        (datetime(2026, 11, 7, 2, tzinfo=UTC), 1),
+    ],
+)
+def test_peak_hours_are_those_of_beijing_on_working_days(at: datetime, factor: int) -> None:
+    found = cost("deepseek-flash", 1_000_000, 0, at=at)
+
+    assert found is not None
+    assert found.micro_units == 150_000 * factor
+
+
+@given(prompt=st.integers(0, 10**12), completion=st.integers(0, 10**12), share=st.integers(0, 100))
+def test_a_cost_is_exact_to_half_a_micro_unit(prompt: int, completion: int, share: int) -> None:
+    cached = prompt * share // 100
+    found = cost("deepseek-flash", prompt, completion, cached)
+
+    exact = (prompt - cached) * 150_000 + cached * 3_000 + completion * 600_000
+    assert found is not None
+    assert isinstance(found.micro_units, int)
+    assert abs(found.micro_units * 1_000_000 - exact) <= 500_000
+
+
+@pytest.mark.parametrize(("prompt", "completion", "cached"), [(-1, 0, 0), (0, -1, 0), (1, 1, 2), (1, 1, -1)])
+def test_counts_that_can_not_be_are_refused(prompt: int, completion: int, cached: int) -> None:
+    with pytest.raises(ValueError, match="token counts"):
+        cost("deepseek-flash", prompt, completion, cached)
+
+
+def test_a_list_of_ones_own_replaces_the_built_in_one(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(BUILT_IN.read_text("utf-8").replace("150_000", "151_000").replace("2026-11-01", "ours-1"), "utf-8")
+
+    found = CostCalculator.load(path).cost(
+        "deepseek", "deepseek-flash", prompt_tokens=1_000_000, completion_tokens=0, cached_tokens=0, at=SUNDAY
+    )
+
+    assert found == Cost(151_000, "USD", "ours-1")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("input = 150_000", "input = 0.15"),
+        ("input = 150_000", "input = -1"),
+        ("input = 150_000", ""),
+        ('version = "2026-11-01"', ""),
+        ('name = "deepseek-v4-pro"', 'name = "deepseek-flash"'),
+        ('peak = "beijing-office-hours"', 'peak = "never"'),
+        ("[[model]]", "[[model"),
+    ],
+)
+def test_a_list_that_is_wrong_is_refused_at_the_start(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(BUILT_IN.read_text("utf-8").replace(old, new, 1), "utf-8")
+
+    with pytest.raises(SettingsError, match="price list"):
+        CostCalculator.load(path)
+
+
+def test_a_missing_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"gone\.toml"):
+        CostCalculator.load(tmp_path / "gone.toml")
+
+
+def test_the_built_in_list_holds_no_float() -> None:
+    document = tomllib.loads(BUILT_IN.read_text("utf-8"))
+
+    amounts = [model[field] for model in document["model"] for field in ("input", "cached_input", "output")]
+    assert {type(amount) for amount in amounts} == {int}

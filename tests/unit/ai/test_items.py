@@ -1,0 +1,85 @@
+"""Rules that all items share."""
+
+from __future__ import annotations
+
+import pytest
+
+from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
+from aijobs.errors import JobError
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("What is pH < 7?", None),
+        ("a <b and c> d", "HTML"),
+        ("if x<y then", None),
+        ("two\nlines", None),
+        ("  ", "blank"),
+        ("x" * 11 * 10, "longer"),
+        ("bell\x07", "control"),
+        ("<script>alert(1)</script>", "HTML"),
+        ('<img src=x onerror="y">', "HTML"),
+        ("<!-- note -->", "HTML"),
+    ],
+)
+def test_what_may_not_be_shown_is_named(text: str, fault: str | None) -> None:
+    found = text_fault(text, 100)
+
+    assert (found is None) if fault is None else (found is not None and fault in found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is osmosis?", "What is the osmosis?"),
+        ("WHAT IS OSMOSIS", "What is osmosis?"),
+        ("什么是光合作用？", "光合作用是什么？"),
+        ("Explain how green plants turn light energy, water and carbon dioxide gas into sugar and oxygen for growth",
+         "Explain how green plants turn light energy, water and carbon dioxide gas into sugar and oxygen for life and growth"),
+    ],
+)  # fmt: skip
+def test_near_duplicates_are_seen(one: str, other: str) -> None:
+    assert asks_the_same(one, other)
+    assert asks_the_same(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is osmosis?", "What is mitosis?"),
+        ("Who was Henry VII?", "Who was Henry VIII?"),
+        ("What happened in 1789?", "What happened in 1799?"),
+        ("什么是光反应？", "什么是暗反应？"),
+        ("什么是细胞？", "什么是细胞壁？"),
+    ],
+)
+def test_two_questions_are_not_taken_for_one(one: str, other: str) -> None:
+    assert not asks_the_same(one, other)
+
+
+def test_the_order_is_the_jobs_own_and_the_same_each_time() -> None:
+    items = list(range(20))
+
+    first = shuffled(items, "job-a")
+
+    assert sorted(first) == items
+    assert first != items
+    assert shuffled(items, "job-a") == first
+    assert shuffled(items, "job-b") != first
+
+
+@pytest.mark.parametrize(("kept", "asked_for"), [(1, 1), (3, 5), (6, 10), (2, 3)])
+def test_sixty_percent_are_enough(kept: int, asked_for: int) -> None:
+    require_enough(kept, asked_for, ["odd"] * (asked_for - kept))
+
+    assert kept >= 0.6 * asked_for
+
+
+@pytest.mark.parametrize(("kept", "asked_for"), [(0, 0), (0, 1), (2, 5), (5, 10)])
+def test_fewer_are_refused_with_the_commonest_reasons_first(kept: int, asked_for: int) -> None:
+    with pytest.raises(JobError) as caught:
+        require_enough(kept, asked_for, ["rare", "common", "common"])
+
+    assert caught.value.code == "VALIDATION_OUTPUT_SEMANTICS"
+    assert caught.value.faults == ("common", "rare")
