@@ -13,18 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import (
     JSON,
     ColumnElement,
+    CursorResult,
     DateTime,
+    Delete,
     Dialect,
     Engine,
     MetaData,
     String,
     Text,
     TypeDecorator,
+    Update,
     create_engine,
     event,
     literal,
@@ -49,6 +52,7 @@ NAMING = {
 }
 
 MARIADB_COLLATION = "utf8mb4_nopad_bin"
+TABLE_OPTIONS = {"mysql_charset": "utf8mb4", "mysql_collate": MARIADB_COLLATION, "mysql_engine": "InnoDB"}
 
 
 class Base(DeclarativeBase):
@@ -106,7 +110,7 @@ class Key(TypeDecorator[str]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> Any:
-        length = self.impl_instance.length
+        length = cast(String, self.impl_instance).length
         if dialect.name == "postgresql":
             return dialect.type_descriptor(String(length, collation="C"))
         if _is_mysql(dialect):
@@ -196,6 +200,10 @@ _ATTEMPTS = 5
 class CommitUnknown(Exception):
     """The connection was lost after COMMIT was sent: what was written may or may not be there."""
 
+    def __init__(self, cause: DBAPIError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
 
 class Database:
     """One engine, sessions that read and units of work that write."""
@@ -229,7 +237,7 @@ class Database:
                 return self._once(work)
             except (DBAPIError, CommitUnknown) as error:
                 if attempt == _ATTEMPTS or not _worth_repeating(error):
-                    raise error.__cause__ if isinstance(error, CommitUnknown) and error.__cause__ else error
+                    raise (error.cause if isinstance(error, CommitUnknown) else error) from error
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
                 if isinstance(error, CommitUnknown) and settle is not None:
                     with self._read() as session:
@@ -246,13 +254,22 @@ class Database:
                 session.commit()
             except DBAPIError as error:
                 if error.connection_invalidated:
-                    raise CommitUnknown from error
+                    raise CommitUnknown(error) from error
                 raise
             return result
 
     def dispose(self) -> None:
         """Close the pool's connections."""
         self.engine.dispose()
+
+
+def change_rows(session: Session, statement: Update | Delete) -> int:
+    """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
+
+    Objects that the session holds are not brought up to date: read again what is needed.
+    """
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    return cast("CursorResult[Any]", result).rowcount
 
 
 def savepoint(session: Session) -> Any:
@@ -293,9 +310,7 @@ def build_engine(url: str, *, pool_size: int = 10) -> Engine:
         return engine
     options |= {"pool_pre_ping": True, "pool_recycle": 1800}
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(
-            parsed, **options, connect_args={"options": "-c timezone=UTC", "connect_timeout": 5}
-        )
+        return create_engine(parsed, **options, connect_args={"options": "-c timezone=UTC", "connect_timeout": 5})
     return create_engine(
         parsed,
         **options,
@@ -321,4 +336,3 @@ def _prepare_sqlite(engine: Engine) -> None:
     def begun(connection: Any) -> None:
         writes = connection.get_execution_options().get(_WRITES)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-

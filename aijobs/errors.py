@@ -159,7 +159,12 @@ _PREFIX_DEFAULTS = (
     ("PROVIDER_", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
     ("VALIDATION_", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
     ("CONTENT_SAFETY_", Retried.NEVER, "This content can't be processed.", "该内容无法处理。"),
-    ("CREDENTIAL_", Retried.NEVER, "Please check your own API key in your settings.", "请在设置中检查您自己的 API 密钥。"),
+    (
+        "CREDENTIAL_",
+        Retried.NEVER,
+        "Please check your own API key in your settings.",
+        "请在设置中检查您自己的 API 密钥。",
+    ),
     ("INTERNAL_", Retried.ONCE, _OURS_EN, _OURS_ZH),
 )
 

@@ -34,9 +34,7 @@ class InstanceId:
     nonce: str
 
     def __str__(self) -> str:
-        return _SEPARATOR.join(
-            (self.host, self.boot, self.pid_namespace, str(self.pid), self.started, self.nonce)
-        )
+        return _SEPARATOR.join((self.host, self.boot, self.pid_namespace, str(self.pid), self.started, self.nonce))
 
     @classmethod
     def current(cls) -> InstanceId:

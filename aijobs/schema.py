@@ -55,9 +55,7 @@ def read_revision(engine: Engine) -> str | None:
 def _is_missing_file(engine: Engine) -> bool:
     """Whether connecting would make an empty SQLite file: looking must not."""
     name = engine.url.database
-    return (
-        engine.dialect.name == "sqlite" and bool(name) and name != ":memory:" and not Path(str(name)).exists()
-    )
+    return engine.dialect.name == "sqlite" and bool(name) and name != ":memory:" and not Path(str(name)).exists()
 
 
 def upgrade(engine: Engine) -> str | None:

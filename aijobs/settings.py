@@ -144,9 +144,7 @@ class Settings:
         try:
             return str(json.loads((self.instance_path / "broker.json").read_text())["url"])
         except (OSError, ValueError, KeyError, TypeError):
-            raise SettingsError(
-                "no broker: set AIJOBS_REDIS_URL, or start the embedded one with `aijobs up`"
-            ) from None
+            raise SettingsError("no broker: set AIJOBS_REDIS_URL, or start the embedded one with `aijobs up`") from None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -251,7 +249,9 @@ def _check(s: Settings) -> None:
         if not url.startswith(("sqlite", "unix")) and host not in _LOCAL_HOSTS:
             raise SettingsError(f"{name} is on another machine ({host}): set AIJOBS_ENV to production or development")
     if s.bind not in _LOCAL_HOSTS:
-        raise SettingsError(f"AIJOBS_BIND is {s.bind}, beyond this machine: set AIJOBS_ENV to production or development")
+        raise SettingsError(
+            f"AIJOBS_BIND is {s.bind}, beyond this machine: set AIJOBS_ENV to production or development"
+        )
 
 
 def plain_terminal(environ: Mapping[str, str] | None = None) -> bool:

@@ -216,15 +216,18 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
     def start() -> None:
         engine.start()
         presence.start()
-        reaper.give_back_dead(instance)
-        redrive.run(queue_name)
 
     def drain(grace_s: float) -> None:
         engine.drain(grace_s)
         engine.close()
         presence.leave()
 
-    return Crew(run_job=engine.execute, start=start, drain=drain)
+    return Crew(
+        run_job=engine.execute,
+        start=start,
+        catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name)),
+        drain=drain,
+    )
 
 
 def build_maintenance_crew(services: Services) -> Crew:

@@ -24,9 +24,7 @@ _MARKUP = re.compile(r"<(?:/?[a-z][^<>]*|!--.*?--|![a-z][^<>]*)>", re.IGNORECASE
 _LATIN_WORD = re.compile(r"[^\W_\u3400-\u9fff]+(?:[-'][^\W_\u3400-\u9fff]+)*")
 _IDEOGRAPHS = re.compile(r"[\u3400-\u9fff]+")
 _SAYS_NOTHING = re.compile(r"什么|哪些|哪|是|的|了|吗|指")
-_STOP_WORDS = frozenset(
-    "a an the is are was were be of in on at to and or what who which does do did".split()
-)
+_STOP_WORDS = frozenset("a an the is are was were be of in on at to and or what who which does do did".split())
 _SHORT, _ALIKE = 10, 0.9
 
 
@@ -64,9 +62,7 @@ def asks_the_same(one: str, other: str) -> bool:
 def _features(text: str) -> frozenset[str]:
     words = {word for word in (fold(w) for w in _LATIN_WORD.findall(text)) if word not in _STOP_WORDS}
     pairs = {
-        run[i : i + 2]
-        for run in _IDEOGRAPHS.findall(_SAYS_NOTHING.sub("", text))
-        for i in range(max(1, len(run) - 1))
+        run[i : i + 2] for run in _IDEOGRAPHS.findall(_SAYS_NOTHING.sub("", text)) for i in range(max(1, len(run) - 1))
     }
     return frozenset(words | pairs)
 

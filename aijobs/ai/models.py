@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, LargeBinary, SmallInteger, String
 from sqlalchemy.orm import Mapped, deferred, mapped_column
 
-from aijobs.db import Base, Key, UtcDateTime
+from aijobs.db import TABLE_OPTIONS, Base, Key, UtcDateTime
 from aijobs.ids import new_id
 
 STARTED = "started"
@@ -51,7 +51,7 @@ class AiUsageLog(Base):
         Index("uq_ai_usage_logs_call", "job_id", "attempt_no", "call_no", unique=True),
         Index("ix_ai_usage_logs_user", "user_id", "started_at"),
         Index("ix_ai_usage_logs_started", "started_at"),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )
 
 

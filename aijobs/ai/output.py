@@ -22,9 +22,7 @@ MAX_INTEGER = 2**53 - 1
 """Beyond it JSON readers disagree about the value, and the canonical form that is hashed refuses it."""
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_FENCE = re.compile(
-    r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE
-)
+_FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE)
 
 
 class AnswerInvalid(JobError):
@@ -69,9 +67,7 @@ def parse_json_answer(text: str) -> dict[str, Any]:
     object, and `AnswerInvalid` with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
     """
     if len(text) > MAX_CHARACTERS:
-        raise AnswerInvalid(
-            "VALIDATION_OUTPUT_TOO_LARGE", f"the answer is longer than {MAX_CHARACTERS} characters"
-        )
+        raise AnswerInvalid("VALIDATION_OUTPUT_TOO_LARGE", f"the answer is longer than {MAX_CHARACTERS} characters")
     _refuse_unstorable(text)
     body = _unfence(_unthink(text.lstrip("\ufeff").strip()))
     if not body:

@@ -63,8 +63,7 @@ class PromptTemplates:
             folder.name
             for root in self._roots
             for folder in root.joinpath(job_type).glob("v*")
-            if _VERSION.fullmatch(folder.name)
-            and all(folder.joinpath(f"{part}.md.j2").is_file() for part in _PARTS)
+            if _VERSION.fullmatch(folder.name) and all(folder.joinpath(f"{part}.md.j2").is_file() for part in _PARTS)
         }
         return sorted(found, key=lambda version: int(version[1:]))
 
@@ -125,15 +124,11 @@ class PromptTemplates:
             for piece in template.generate(values):
                 size += len(piece)
                 if size > MAX_CHARACTERS:
-                    raise JobError(
-                        "VALIDATION_INPUT_TOO_LARGE", f"the prompt passes {MAX_CHARACTERS} characters"
-                    )
+                    raise JobError("VALIDATION_INPUT_TOO_LARGE", f"the prompt passes {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except (TemplateError, TypeError, LookupError, ValueError) as error:
             # Only the class: a template error may quote what the learner wrote.
-            raise JobError(
-                "INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}"
-            ) from None
+            raise JobError("INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}") from None
         return "".join(pieces).strip()
 
 

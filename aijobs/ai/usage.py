@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
-from aijobs.db import Clock
+from aijobs.db import Clock, change_rows
 from aijobs.jobs.models import AiJob
 
 
@@ -65,23 +65,23 @@ class UsageLog:
 
     def close(self, session: Session, usage_id: str, result: CallResult) -> None:
         """Write what the call came to; a row that was given up as lost meanwhile is closed all the same."""
-        session.execute(
+        change_rows(
+            session,
             update(AiUsageLog)
             .where(AiUsageLog.id == usage_id, AiUsageLog.state.in_((STARTED, LOST)))
             .values(
                 state=FAILED_CALL if result.error_code else DONE,
                 finished_at=self._clock.now(),
                 **vars(result),
-            )
-            .execution_options(synchronize_session=False)
+            ),
         )
 
 
 def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> None:
     """Give up the open rows of an attempt whose worker is gone: it may have been billed, nobody knows."""
-    session.execute(
+    change_rows(
+        session,
         update(AiUsageLog)
         .where(AiUsageLog.job_id == job_id, AiUsageLog.attempt_no == attempt_no, AiUsageLog.state == STARTED)
-        .values(state=LOST, billed="unknown", finished_at=clock.now())
-        .execution_options(synchronize_session=False)
+        .values(state=LOST, billed="unknown", finished_at=clock.now()),
     )

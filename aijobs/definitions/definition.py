@@ -13,9 +13,9 @@ QueueName = Literal["ai-interactive", "ai-background"]
 CredentialMode = Literal["platform_key", "user_deepseek_key"]
 
 DOMAINS = ("analysis", "generation", "import", "maintenance")
-PLATFORM_KEY = "platform_key"
-USER_DEEPSEEK_KEY = "user_deepseek_key"
-CREDENTIAL_MODES = (PLATFORM_KEY, USER_DEEPSEEK_KEY)
+PLATFORM_KEY: CredentialMode = "platform_key"
+USER_DEEPSEEK_KEY: CredentialMode = "user_deepseek_key"
+CREDENTIAL_MODES: tuple[CredentialMode, ...] = (PLATFORM_KEY, USER_DEEPSEEK_KEY)
 
 
 @dataclass(frozen=True)

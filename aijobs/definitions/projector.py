@@ -43,5 +43,5 @@ class ResultProjector(Protocol):
     """Unique; what a definition's `projector` names."""
 
     def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
-        """Write the rows and return their references; those that are there already where the job was projected before."""
+        """Write the rows and return their references; those already there if the job was projected before."""
         ...

@@ -105,7 +105,8 @@ class ExecutionEngine:
             self._fail(run, as_job_error(error), error)
         finally:
             run.returned.set()
-            run.end("lost")
+            with run.ending:
+                run.end("lost")
             with self._guard:
                 self._runs.pop(run.claim.token, None)
 
@@ -128,19 +129,20 @@ class ExecutionEngine:
         self._close_call(run, LOST)
 
     def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
-        if run.ended.is_set() or error.code in (LOST, RELEASED):
-            self._close_call(run, error.code)
-            return
-        try:
-            job = self._settle.settle(run, error, cause)
-        except LifecycleError as gone:
-            self._yield(run, gone)
-        except Exception as second:
-            # Nothing could be written: the lease runs out, and the reaper gives the job its next attempt.
-            logger.error("job.left_to_reaper", error=type(second).__name__, **run.fields(error_code=error.code))
-        else:
-            complete(self._bus, run, job, error.code)
-            run.end(job.lifecycle_status)
+        with run.ending:
+            if run.ended.is_set() or error.code in (LOST, RELEASED):
+                self._close_call(run, error.code)
+                return
+            try:
+                job = self._settle.settle(run, error, cause)
+            except LifecycleError as gone:
+                self._yield(run, gone)
+            except Exception as second:
+                # Nothing could be written: the lease runs out, and the reaper gives the job its next attempt.
+                logger.error("job.left_to_reaper", error=type(second).__name__, **run.fields(error_code=error.code))
+            else:
+                complete(self._bus, run, job, error.code)
+                run.end(job.lifecycle_status)
 
     def _close_call(self, run: Run, code: str) -> None:
         """Close the usage row of a call whose attempt is over: usage alone isn't fenced."""
@@ -156,16 +158,19 @@ class ExecutionEngine:
     def stop(self, run: Run, reason: str) -> None:
         """End a run under its claim, whether or not its code has returned: cancelled, or out of time."""
         run.token.cancel(reason)
-        try:
-            if reason == CANCELLED:
-                job = self._settle.cancel(run)
-            else:
-                error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
-                job = self._settle.settle(run, error, error)
-        except LifecycleError:
-            return  # The attempt's own thread, or another worker, was faster.
-        complete(self._bus, run, job, reason)
-        run.end(job.lifecycle_status)
+        with run.ending:
+            if run.ended.is_set():
+                return
+            try:
+                if reason == CANCELLED:
+                    job = self._settle.cancel(run)
+                else:
+                    error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
+                    job = self._settle.settle(run, error, error)
+            except LifecycleError:
+                return  # Another worker has the job; the next look of the watcher says so.
+            complete(self._bus, run, job, reason)
+            run.end(job.lifecycle_status)
 
     def stuck(self, run: Run) -> None:
         """An attempt's code runs on long after its end: give everything else back and leave the process."""
@@ -190,12 +195,15 @@ class ExecutionEngine:
 
     def _release(self, run: Run) -> None:
         run.token.cancel(RELEASED)
-        try:
-            job = self._lifecycle.release(run.claim)
-        except LifecycleError:
-            return  # It ended in the very moment.
-        except Exception as error:
-            logger.error("job.release_failed", error=type(error).__name__, **run.fields())
-            return
-        logger.info("job.released", **run.fields(job))
-        run.end("released")
+        with run.ending:
+            if run.ended.is_set():
+                return
+            try:
+                job = self._lifecycle.release(run.claim)
+            except LifecycleError:
+                return  # Another worker has the job already.
+            except Exception as error:
+                logger.error("job.release_failed", error=type(error).__name__, **run.fields())
+                return
+            logger.info("job.released", **run.fields(job))
+            run.end("released")

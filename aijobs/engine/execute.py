@@ -134,7 +134,9 @@ def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]
         model = definition.output.schema.model_validate(dict(answer))
     except ValidationError as error:
         # Without the input, which is the model's answer and belongs in no log and no message.
-        named = [(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False, include_context=False)]
+        named = [
+            (".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False, include_context=False)
+        ]
         raise schema_faults(named) from None
     output: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
     if definition.output.validator is not None:

@@ -15,7 +15,10 @@ _SECRETS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [TOKEN]"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "[TOKEN]"),
     (re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]*@"), r"\1[CREDENTIALS]@"),
-    (re.compile(r"(?i)\b(api[_-]?key|secret|password|authorization)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]{4,}"), r"\1\2[SECRET]"),
+    (
+        re.compile(r"(?i)\b(api[_-]?key|secret|password|authorization)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]{4,}"),
+        r"\1\2[SECRET]",
+    ),
 )
 
 

@@ -72,9 +72,7 @@ class Prepare:
         self._unknown.failed(LookupError(message.job_type))
         with self._database.read() as session:
             job = session.execute(
-                select(AiJob).where(
-                    AiJob.id == message.job_id, DUE_AT <= self._clock.now(-UNKNOWN_TYPE_PATIENCE)
-                )
+                select(AiJob).where(AiJob.id == message.job_id, DUE_AT <= self._clock.now(-UNKNOWN_TYPE_PATIENCE))
             ).scalar()
             event = self._outbox.enqueue_event(session, job) if job else None
         if job is None or event is None or event.redrives < UNKNOWN_TYPE_REDRIVES:

@@ -74,9 +74,7 @@ class Project:
     def _write(self, session: Session, projector: ResultProjector, job: AiJob, output: Any) -> Sequence[Artifact]:
         artifacts = projector.project(session, job, output).artifacts
         session.add_all(
-            AiJobArtifact(
-                job_id=job.id, artifact_type=a.artifact_type, artifact_id=a.artifact_id, ordinal=a.ordinal
-            )
+            AiJobArtifact(job_id=job.id, artifact_type=a.artifact_type, artifact_id=a.artifact_id, ordinal=a.ordinal)
             for a in artifacts
         )
         session.flush()

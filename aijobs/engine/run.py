@@ -36,6 +36,8 @@ class Run:
     call: OpenCall | None = None
     output: dict[str, Any] | None = None
     """The validated output, where this attempt made it and it isn't saved."""
+    ending: Any = field(default_factory=threading.RLock)
+    """Held by whoever ends the attempt: its own code, the watcher at the deadline or a cancel, or a drain."""
     ended: threading.Event = field(default_factory=threading.Event)
     """The attempt is over for the job: its slot is free, whether or not its code has returned."""
     returned: threading.Event = field(default_factory=threading.Event)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,70 +17,19 @@ from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import Clock, Database
+from aijobs.db import Clock, Database, change_rows
 from aijobs.definitions.definition import QUEUES
-from aijobs.errors import (
-    CancelRequested,
-    IllegalTransition,
-    JobGone,
-    JobLockConflict,
-    LifecycleError,
-    LockLost,
-    describe,
-)
+from aijobs.errors import CancelRequested, JobLockConflict
+from aijobs.jobs.changes import JobChanges, Note, ended, freed, holds
+from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, claim_of
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
 from aijobs.outbox.repository import OutboxRepository
 
+__all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "claim_of"]
+
 WORKER_LOST = "INTERNAL_WORKER_LOST"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a worker holds while it runs a job. The token is `{instance}/{random}`, never used twice."""
-
-    job_id: str
-    token: str
-    attempt_no: int
-
-    @property
-    def instance(self) -> str:
-        return self.token.rpartition("/")[0]
-
-
-def claim_of(job: AiJob) -> Claim:
-    """The claim under which `job` is held. `ValueError` where nobody holds it."""
-    if job.locked_by is None:
-        raise ValueError(f"job {job.id} is held by nobody")
-    return Claim(job.id, job.locked_by, job.attempt_no)
-
-
-@dataclass(frozen=True)
-class JobErrorInfo:
-    """Why a job failed: its code, what the user reads (in English) and what operators read."""
-
-    code: str
-    public_message: str
-    internal_message: str = ""
-
-    @classmethod
-    def of(cls, code: str, internal_message: str = "") -> JobErrorInfo:
-        """The info of a code, with the code's own public message."""
-        return cls(code, describe(code).en, internal_message)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """How long a lock lasts, and how long after its end it counts as lost."""
-
-    length: timedelta
-    grace: timedelta
-
-    @property
-    def threshold_ms(self) -> int:
-        """Milliseconds from the last renewal until a takeover."""
-        return round((self.length + self.grace).total_seconds() * 1000)
 
 
 _WAITS: ColumnElement[bool] = or_(
@@ -91,22 +39,6 @@ DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
 """The due time of a job that waits."""
 _FREE = {"locked_by": None, "locked_at": None, "lock_until": None}
 _NOT_ASKED = AiJob.cancel_requested_at.is_(None)
-
-
-@dataclass(frozen=True)
-class _Note:
-    """What the history row of a change says beside the job itself."""
-
-    type: str
-    actor: str = WORKER
-    error_code: str | None = None
-    duration_ms: int | None = None
-
-
-def _holds(claim: Claim) -> ColumnElement[bool]:
-    return and_(
-        AiJob.lifecycle_status == RUNNING, AiJob.locked_by == claim.token, AiJob.attempt_no == claim.attempt_no
-    )
 
 
 class LifecycleRepository:
@@ -122,6 +54,7 @@ class LifecycleRepository:
 
     def __init__(self, database: Database, clock: Clock, outbox: OutboxRepository, lease: Lease) -> None:
         self._database, self._clock, self._outbox, self._lease = database, clock, outbox, lease
+        self._changes = JobChanges(clock, outbox)
 
     # --- creating and locking ----------------------------------------------------------------------------------
 
@@ -149,9 +82,9 @@ class LifecycleRepository:
 
         def lock(session: Session) -> AiJob:
             may_run = and_(_WAITS, DUE_AT <= now, _NOT_ASKED, ~paused)
-            if not self._change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
+            if not self._changes.change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
-            job = self._get(session, job_id)
+            job = self._changes.get(session, job_id)
             self._outbox.settle_enqueue(session, job, job.attempt_no)
             record(session, self._clock, job, "locked", instance=instance_id)
             return job
@@ -188,29 +121,24 @@ class LifecycleRepository:
         """A holder's write that is no change of state, and leaves no history."""
 
         def change(session: Session) -> None:
-            changed = session.execute(
-                update(AiJob)
-                .where(AiJob.id == claim.job_id, _holds(claim))
-                .values(**values)
-                .execution_options(synchronize_session=False)
-            )
-            if changed.rowcount != 1:
-                raise self._refusal(session, claim)
+            changed = change_rows(session, update(AiJob).where(AiJob.id == claim.job_id, holds(claim)).values(**values))
+            if changed != 1:
+                raise self._changes.refusal(session, claim)
 
         self._database.write(change)
 
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
-        note = _Note("output_saved")
+        note = Note("output_saved")
         values = {"validated_output": output, "output_hash": canonical_hash(output)}
-        return self._in(session, lambda s: self._held_change(s, claim, note, **values))
+        return self._in(session, lambda s: self._changes.held_change(s, claim, note, **values))
 
     def note_provider_call(self, session: Session, claim: Claim) -> AiJob:
         """Record that the attempt is about to call a provider, in the transaction that opens the usage row.
 
         `CancelRequested` where a cancel was asked for: then no call is made.
         """
-        return self._held_change(session, claim, _Note("provider_called"), _NOT_ASKED)
+        return self._changes.held_change(session, claim, Note("provider_called"), _NOT_ASKED)
 
     def lock_row(self, session: Session, claim: Claim) -> AiJob:
         """The held job with its row locked until the end of the transaction, for a projection.
@@ -219,13 +147,13 @@ class LifecycleRepository:
         """
         job = session.execute(
             select(AiJob)
-            .where(AiJob.id == claim.job_id, _holds(claim), _NOT_ASKED)
+            .where(AiJob.id == claim.job_id, holds(claim), _NOT_ASKED)
             .options(undefer(AiJob.validated_output))
             .with_for_update()
             .execution_options(populate_existing=True)
         ).scalar()
         if job is None:
-            raise self._refusal(session, claim)
+            raise self._changes.refusal(session, claim)
         return job
 
     # --- ending ------------------------------------------------------------------------------------------------
@@ -243,9 +171,11 @@ class LifecycleRepository:
         Fenced by the claim, not by the clock: a late result is taken as long as nobody took over.
         """
 
-        note = _Note(SUCCEEDED, duration_ms=duration_ms)
+        note = Note(SUCCEEDED, duration_ms=duration_ms)
         values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
-        return self._in(session, lambda s: self._held_change(s, claim, note, _NOT_ASKED, **values), self._ended(claim))
+        return self._in(
+            session, lambda s: self._changes.held_change(s, claim, note, _NOT_ASKED, **values), ended(claim)
+        )
 
     def mark_failed(
         self,
@@ -258,18 +188,16 @@ class LifecycleRepository:
     ) -> AiJob:
         """End the job `failed` with this error; `cancelled` where a cancel was asked for."""
 
-        note = _Note(FAILED, actor, error.code, duration_ms)
+        note = Note(FAILED, actor, error.code, duration_ms)
         values = self._failed(error)
-        return self._in(session, lambda s: self._go_on_or_cancel(s, claim, note, **values), self._ended(claim))
+        return self._in(session, lambda s: self._go_on_or_cancel(s, claim, note, **values), ended(claim))
 
     def mark_cancelled(self, job: str | Claim, session: Session | None = None) -> AiJob:
         """End a job whose cancel was requested: under the holder's claim, or by id where nobody holds it."""
 
         if isinstance(job, Claim):
             claim = job
-            return self._in(
-                session, lambda s: self._cancel(s, claim.job_id, _holds(claim), claim, WORKER), self._ended(claim)
-            )
+            return self._in(session, lambda s: self._cancel(s, claim.job_id, holds(claim), claim, WORKER), ended(claim))
         job_id = job
         return self._in(session, lambda s: self._cancel(s, job_id, _WAITS, job_id, SYSTEM))
 
@@ -280,14 +208,14 @@ class LifecycleRepository:
         """
 
         def request(session: Session) -> AiJob:
-            asked = self._change(
+            asked = self._changes.change(
                 session,
                 job_id,
                 and_(AiJob.lifecycle_status.in_(OPEN), AiJob.cancel_requested_at.is_(None)),
                 cancel_requested_at=self._clock.now(),
                 cancel_requested_by=by,
             )
-            job = self._get(session, job_id)
+            job = self._changes.get(session, job_id)
             if asked:
                 record(session, self._clock, job, "cancel_requested", actor=by)
             if job.lifecycle_status in FINAL or job.locked_by is not None:
@@ -303,12 +231,12 @@ class LifecycleRepository:
         """Give the lease back at once, uncounted: for a worker that stops. Another may take the job now."""
 
         def free(session: Session) -> AiJob:
-            note = _Note("released", actor)
+            note = Note("released", actor)
             job = self._go_on_or_cancel(session, claim, note, next_attempt_at=self._clock.now(), **_FREE)
             mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
             return self._ask_again(session, job)
 
-        return self._database.write(free, settle=self._freed(claim))
+        return self._database.write(free, settle=freed(claim))
 
     def release_for_retry(
         self,
@@ -325,14 +253,14 @@ class LifecycleRepository:
         `faults` name what was wrong with the answer, for the next attempt's prompt.
         """
 
-        note = _Note("retry_scheduled", error_code=error_code, duration_ms=duration_ms)
+        note = Note("retry_scheduled", error_code=error_code, duration_ms=duration_ms)
 
         def free(session: Session) -> AiJob:
             plan = {"next_attempt_at": at, "retry_count": AiJob.retry_count + 1, "answer_faults": list(faults) or None}
             job = self._go_on_or_cancel(session, claim, note, **plan, **_FREE)
             return self._ask_again(session, job)
 
-        return self._in(session, free, self._freed(claim))
+        return self._in(session, free, freed(claim))
 
     def expire(self, claim: Claim, lock_until: datetime, *, at_once: bool = False) -> AiJob:
         """Take a lost worker's lease away, counted: the next attempt is asked for, or the job fails.
@@ -341,7 +269,7 @@ class LifecycleRepository:
         queue's backoff · 2^(lost_count − 1), or not at all with `at_once` (the worker is known to be gone).
         """
 
-        note = _Note("lease_lost", REAPER, WORKER_LOST)
+        note = Note("lease_lost", REAPER, WORKER_LOST)
 
         def take(session: Session) -> AiJob:
             unchanged = AiJob.lock_until == lock_until
@@ -354,10 +282,10 @@ class LifecycleRepository:
             if job.lost_count >= policy.attempts + (1 if job.output_hash else 0):
                 return self._fail_lost(session, job)
             wait = timedelta(milliseconds=0 if at_once else policy.backoff_ms * 2 ** (job.lost_count - 1))
-            self._set(session, job.id, next_attempt_at=self._clock.now(wait))
-            return self._ask_again(session, self._get(session, job.id))
+            self._changes.set(session, job.id, next_attempt_at=self._clock.now(wait))
+            return self._ask_again(session, self._changes.get(session, job.id))
 
-        return self._database.write(take, settle=self._freed(claim))
+        return self._database.write(take, settle=freed(claim))
 
     def give_up(
         self, job_id: str, attempt: int, error: JobErrorInfo, session: Session | None = None, *, actor: str = DISPATCHER
@@ -370,9 +298,9 @@ class LifecycleRepository:
         def end(session: Session) -> AiJob:
             token = f"{actor}/{secrets.token_hex(8)}"
             waits_for_it = and_(_WAITS, AiJob.attempt_no == attempt - 1, _NOT_ASKED)
-            if not self._change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
+            if not self._changes.change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
-            job = self._get(session, job_id)
+            job = self._changes.get(session, job_id)
             record(session, self._clock, job, "locked", actor=actor)
             return self.mark_failed(claim_of(job), error, session, actor=actor)
 
@@ -409,7 +337,7 @@ class LifecycleRepository:
         with self._database.read() as session:
             return list(session.execute(query.order_by(AiJob.lock_until, AiJob.id).limit(limit)).scalars())
 
-    # --- the compare-and-set and what goes with it -------------------------------------------------------------
+    # --- what the changes above have in common ------------------------------------------------------------------
 
     def _in(
         self,
@@ -420,92 +348,28 @@ class LifecycleRepository:
         """Run `work` in the caller's session, or in a transaction of its own."""
         return self._database.write(work, settle) if session is None else work(session)
 
-    def _ended(self, claim: Claim) -> Callable[[Session], AiJob | None]:
-        """After a COMMIT whose answer was lost: the job, where this attempt ended it."""
-
-        def read(session: Session) -> AiJob | None:
-            job = session.get(AiJob, claim.job_id)
-            return job if job and job.lifecycle_status in FINAL and job.attempt_no == claim.attempt_no else None
-
-        return read
-
-    def _freed(self, claim: Claim) -> Callable[[Session], AiJob | None]:
-        """After a COMMIT whose answer was lost: the job, where the claim holds it no more."""
-
-        def read(session: Session) -> AiJob | None:
-            job = session.get(AiJob, claim.job_id)
-            return job if job and job.locked_by != claim.token else None
-
-        return read
-
-    def _change(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
-        """One compare-and-set that the history will tell: `event_seq` numbers its row."""
-        return self._set(session, job_id, *where, event_seq=AiJob.event_seq + 1, **values)
-
-    def _set(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
-        changed = session.execute(
-            update(AiJob)
-            .where(AiJob.id == job_id, *where)
-            .values(**values)
-            .execution_options(synchronize_session=False)
-        )
-        return bool(changed.rowcount == 1)
-
-    def _get(self, session: Session, job_id: str) -> AiJob:
-        job = session.get(AiJob, job_id, populate_existing=True)
-        if job is None:
-            raise JobGone(job_id, "there is no such job")
-        return job
-
-    def _held_change(
-        self, session: Session, claim: Claim, note: _Note, *where: ColumnElement[bool], **values: Any
-    ) -> AiJob:
-        """A holder's change with its history row, and its end event where it ends the job."""
-        if not self._change(session, claim.job_id, _holds(claim), *where, **values):
-            raise self._refusal(session, claim)
-        return self._tell(session, claim.job_id, note, claim.instance)
-
-    def _tell(self, session: Session, job_id: str, note: _Note, instance: str | None = None) -> AiJob:
-        """What goes with a change: the history row, and the end event where the job is final now."""
-        job = self._get(session, job_id)
-        if job.lifecycle_status in FINAL:
-            self._outbox.add_end(session, job)
-        record(
-            session,
-            self._clock,
-            job,
-            note.type,
-            actor=note.actor,
-            instance=instance,
-            error_code=note.error_code,
-            duration_ms=note.duration_ms,
-        )
-        return job
-
     def _go_on_or_cancel(
-        self, session: Session, claim: Claim, note: _Note, *where: ColumnElement[bool], **values: Any
+        self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
     ) -> AiJob:
         """A holder's change that a requested cancel overrules: then the job ends `cancelled` here."""
         try:
-            return self._held_change(session, claim, note, _NOT_ASKED, *where, **values)
+            return self._changes.held_change(session, claim, note, _NOT_ASKED, *where, **values)
         except CancelRequested:
-            return self._cancel(session, claim.job_id, and_(_holds(claim), *where), claim, note.actor)
+            return self._cancel(session, claim.job_id, and_(holds(claim), *where), claim, note.actor)
 
-    def _cancel(
-        self, session: Session, job_id: str, where: ColumnElement[bool], who: str | Claim, actor: str
-    ) -> AiJob:
+    def _cancel(self, session: Session, job_id: str, where: ColumnElement[bool], who: str | Claim, actor: str) -> AiJob:
         asked = AiJob.cancel_requested_at.is_not(None)
-        if not self._change(session, job_id, where, asked, **self._final(CANCELLED)):
-            raise self._refusal(session, who)
+        if not self._changes.change(session, job_id, where, asked, **self._final(CANCELLED)):
+            raise self._changes.refusal(session, who)
         instance = who.instance if isinstance(who, Claim) else None
-        return self._tell(session, job_id, _Note(CANCELLED, actor), instance)
+        return self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
 
     def _fail_lost(self, session: Session, job: AiJob) -> AiJob:
         """End a job whose last allowed worker was lost; its lease was taken away in this transaction."""
         unheld = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
-        if not self._change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST))):
-            raise self._refusal(session, job.id)
-        return self._tell(session, job.id, _Note(FAILED, REAPER, WORKER_LOST))
+        if not self._changes.change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST))):
+            raise self._changes.refusal(session, job.id)
+        return self._changes.tell(session, job.id, Note(FAILED, REAPER, WORKER_LOST))
 
     def _ask_again(self, session: Session, job: AiJob) -> AiJob:
         """Write the event for the next attempt of a job that still has one."""
@@ -529,21 +393,3 @@ class LifecycleRepository:
             public_error_message=error.public_message,
             internal_error_message=error.internal_message or None,
         )
-
-    def _refusal(self, session: Session, who: str | Claim) -> LifecycleError:
-        """Why an UPDATE found no row, read from the row as it is now."""
-        job_id = who.job_id if isinstance(who, Claim) else who
-        job = session.get(AiJob, job_id, populate_existing=True)
-        if job is None:
-            return JobGone(job_id, "there is no such job")
-        if job.lifecycle_status in FINAL and not (isinstance(who, Claim) and job.attempt_no != who.attempt_no):
-            return IllegalTransition(job_id, f"is {job.lifecycle_status}, which is final")
-        if isinstance(who, Claim):
-            if job.locked_by != who.token or job.attempt_no != who.attempt_no:
-                return LockLost(job_id, f"attempt {who.attempt_no} does not hold it any more")
-            if job.cancel_requested_at is not None:
-                return CancelRequested(job_id, "a cancel was asked for")
-            return LockLost(job_id, "its lease was renewed or taken meanwhile")
-        if job.lifecycle_status == QUEUED or job.locked_by is None:
-            return IllegalTransition(job_id, f"is {job.lifecycle_status} and nobody asked to cancel it")
-        return JobLockConflict(job_id, "a worker holds it")

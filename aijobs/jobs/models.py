@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, Integer, SmallInteger, String
 from sqlalchemy.orm import Mapped, deferred, mapped_column
 
-from aijobs.db import Base, Json, Key, LongText, UtcDateTime
+from aijobs.db import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
 from aijobs.ids import new_id
 from aijobs.jobs.status import LIFECYCLE_STATUSES
 
@@ -100,7 +100,7 @@ class AiJob(Base):
         Index("ix_ai_jobs_user_status", "user_id", "lifecycle_status", "id"),
         Index("ix_ai_jobs_leases", "lifecycle_status", "lock_until", "id"),
         Index("ix_ai_jobs_holders", "locked_by"),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )
 
 
@@ -175,7 +175,7 @@ class JobTombstone(Base):
 
     __table_args__ = (
         Index("uq_job_tombstones_user_type_key", "user_id", "job_type", "idempotency_key", unique=True),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )
 
 

@@ -315,7 +315,10 @@ class AiJobService:
         if child is None:
             return None
         newest = session.execute(
-            select(AiJob).where(AiJob.root_id == job.root_id).order_by(AiJob.created_at.desc(), AiJob.id.desc()).limit(1)
+            select(AiJob)
+            .where(AiJob.root_id == job.root_id)
+            .order_by(AiJob.created_at.desc(), AiJob.id.desc())
+            .limit(1)
         ).scalar_one()
         if newest.id == child.id and child.lifecycle_status not in FINAL:
             return child

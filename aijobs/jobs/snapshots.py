@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, undefer
 
 from aijobs.canonical import canonical_bytes, canonical_hash
-from aijobs.db import Clock, read_clock
+from aijobs.db import Clock, change_rows, read_clock
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
 
@@ -58,7 +58,5 @@ def delete_expired(session: Session, clock: Clock, limit: int) -> int:
             .limit(limit)
         ).scalars()
     )
-    session.execute(
-        delete(AiJobSnapshot).where(AiJobSnapshot.job_id.in_(ids)).execution_options(synchronize_session=False)
-    )
+    change_rows(session, delete(AiJobSnapshot).where(AiJobSnapshot.job_id.in_(ids)))
     return len(ids)

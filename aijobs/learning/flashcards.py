@@ -36,13 +36,13 @@ class FlashcardProjector:
         return ProjectionResult([Artifact(ARTIFACT_TYPE, card.id, card.ordinal) for card in cards])
 
     def _cards_of(self, session: Session, job_id: str) -> Sequence[Flashcard]:
-        return session.execute(
-            select(Flashcard).where(Flashcard.job_id == job_id).order_by(Flashcard.ordinal)
-        ).scalars().all()
+        return (
+            session.execute(select(Flashcard).where(Flashcard.job_id == job_id).order_by(Flashcard.ordinal))
+            .scalars()
+            .all()
+        )
 
-    def _write(
-        self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Flashcard]:
+    def _write(self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]) -> Sequence[Flashcard]:
         snapshot = read_snapshot(session, job.id)
         notes: Mapping[str, Any] = snapshot.content if snapshot else {}
         source = notes.get("source", {"id": job.target_id, "title": ""})

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Index, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from aijobs.db import Base, Json, Key, LongText, UtcDateTime
+from aijobs.db import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
 from aijobs.ids import new_id
 
 
@@ -40,5 +40,5 @@ class Flashcard(Base):
     __table_args__ = (
         Index("uq_flashcards_job_ordinal", "job_id", "ordinal", unique=True),
         Index("ix_flashcards_user", "user_id", "created_at", "id"),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )

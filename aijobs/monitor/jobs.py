@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, literal, select
-from sqlalchemy.orm import Session, undefer
+from sqlalchemy.orm import Session, load_only
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.db import Clock
@@ -66,6 +66,20 @@ _COPIED = (
 )
 
 
+_DETAILED = (
+    "input_schema_version",
+    "output_schema_version",
+    "prompt_version",
+    "credential_id",
+    "output_hash",
+)
+
+
+def _only(*names: str) -> Any:
+    """These columns and no others: asking a row for more is an error, not another statement."""
+    return load_only(*(getattr(AiJob, name) for name in names), raiseload=True)
+
+
 class JobReads:
     """Each method is handed a session that reads. `find_` may be empty."""
 
@@ -77,13 +91,21 @@ class JobReads:
     ) -> Page[JobRow]:
         """A page of jobs, newest first: three statements."""
         keyset = Keyset(scope, (AiJob.created_at, AiJob.id))
-        query = keyset.page(select(AiJob).where(*wanted.conditions()), cursor, limit, self._cursors)
+        query = keyset.page(
+            select(AiJob).options(_only(*_COPIED)).where(*wanted.conditions()), cursor, limit, self._cursors
+        )
         found = session.execute(query).scalars().all()
         jobs = found[:limit]
         behind = None
         if len(found) > limit:
             behind = keyset.cursor((jobs[-1].created_at, jobs[-1].id), self._cursors)
         return Page(tuple(self._rows(session, jobs)), behind)
+
+    def find_rows(self, session: Session, job_ids: Collection[str]) -> tuple[JobRow, ...]:
+        """Those of these jobs that are there, in any order: three statements."""
+        if not job_ids:
+            return ()
+        return tuple(self._rows(session, session.execute(select(AiJob).where(AiJob.id.in_(job_ids))).scalars().all()))
 
     def find_view_page(
         self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
@@ -95,7 +117,7 @@ class JobReads:
 
     def find_view(self, session: Session, job_id: str, user_id: str | None = None) -> JobView | None:
         """A job with its artifacts; None where there is none, or it is another user's: by the same statement."""
-        query = select(AiJob).where(AiJob.id == job_id)
+        query = select(AiJob).options(_only(*_COPIED)).where(AiJob.id == job_id)
         if user_id is not None:
             query = query.where(AiJob.user_id == user_id)
         job = session.execute(query).scalar_one_or_none()
@@ -107,9 +129,8 @@ class JobReads:
 
     def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
         """Everything of a job but its content, in seven statements."""
-        query = select(AiJob, self._clock.now()).where(AiJob.id == job_id)
-        if internal:
-            query = query.options(undefer(AiJob.internal_error_message))
+        names = (*_COPIED, *_DETAILED, *(("internal_error_message",) if internal else ()))
+        query = select(AiJob, self._clock.now()).options(_only(*names)).where(AiJob.id == job_id)
         found = session.execute(query).one_or_none()
         if found is None:
             return None

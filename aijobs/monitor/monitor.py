@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import datetime
 
 from aijobs.db import Clock, Database
@@ -79,6 +80,11 @@ class Monitor:
         """Jobs, newest first. `InputInvalid` for a cursor that this list did not make."""
         with self._database.read() as session:
             return self._jobs.find_page(session, wanted, cursor, limit, scope="jobs")
+
+    def find_rows(self, job_ids: Collection[str]) -> tuple[JobRow, ...]:
+        """Those of these jobs that are there, for a list that is being looked at."""
+        with self._database.read() as session:
+            return self._jobs.find_rows(session, job_ids)
 
     def count_jobs(self, wanted: JobFilter) -> dict[str, Count]:
         """Capped counts by lifecycle status, of what `wanted` without its own status lets through."""

@@ -284,7 +284,7 @@ class WorkerRow:
     queue_name: str
     host: str
     pid: int | None
-    started_at: str | None
+    started_at: datetime | None
     state: str
     age_s: float | None
     """Since its last heartbeat."""

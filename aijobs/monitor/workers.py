@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -30,7 +31,7 @@ class Heartbeat(Protocol):
     @property
     def pid(self) -> int: ...
     @property
-    def started_at(self) -> Any: ...
+    def started_at(self) -> datetime: ...
     @property
     def active_job_count(self) -> int: ...
     @property
@@ -67,13 +68,12 @@ class WorkerReads:
         return Workers(False, (*rows, *lost))
 
     def _alive(self, beat: Heartbeat, held: Sequence[HeldJob]) -> WorkerRow:
-        started = beat.started_at
         return WorkerRow(
             instance_id=beat.instance_id,
             queue_name=beat.queue,
             host=beat.host,
             pid=beat.pid,
-            started_at=started if started is None or isinstance(started, str) else started.isoformat(),
+            started_at=beat.started_at,
             state="late" if beat.age_s > self.late_after_s else "live",
             age_s=beat.age_s,
             active_job_count=beat.active_job_count,

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Index, Integer, SmallInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from aijobs.db import Base, Json, Key, UtcDateTime
+from aijobs.db import TABLE_OPTIONS, Base, Json, Key, UtcDateTime
 from aijobs.ids import new_id
 
 ENQUEUE = "ai.job.enqueue"
@@ -57,5 +57,5 @@ class OutboxEvent(Base):
         Index("ix_outbox_events_due", "status", "available_at", "id"),
         Index("ix_outbox_events_claims", "status", "locked_at", "id"),
         Index("ix_outbox_events_job", "aggregate_id", "event_type", "id"),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, exists, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, savepoint
+from aijobs.db import Clock, change_rows, savepoint
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
@@ -111,11 +111,11 @@ class OutboxRepository:
 
     def settle_enqueue(self, session: Session, job: AiJob, attempt: int) -> None:
         """Mark the event that asks for `attempt` published: the attempt began, or nobody waits for it any more."""
-        session.execute(
+        change_rows(
+            session,
             update(OutboxEvent)
             .where(OutboxEvent.dedupe_key == enqueue_key(job, attempt), OutboxEvent.status.in_((PENDING, PROCESSING)))
-            .values(status=PUBLISHED, published_at=self._clock.now(), locked_by=None, locked_at=None)
-            .execution_options(synchronize_session=False)
+            .values(status=PUBLISHED, published_at=self._clock.now(), locked_by=None, locked_at=None),
         )
 
     # --- claiming ----------------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ class OutboxRepository:
             .order_by(OutboxEvent.id)
             .with_for_update(skip_locked=True)
         ).scalars()
-        session.execute(
+        change_rows(
+            session,
             update(OutboxEvent)
             .where(OutboxEvent.id.in_(list(free)), OutboxEvent.status == PENDING)
             .values(
@@ -161,8 +162,7 @@ class OutboxRepository:
                 locked_by=holder,
                 locked_at=self._clock.now(),
                 attempt_count=OutboxEvent.attempt_count + 1,
-            )
-            .execution_options(synchronize_session=False)
+            ),
         )
         claimed = session.execute(
             select(OutboxEvent)
@@ -224,34 +224,33 @@ class OutboxRepository:
         return self._mark(session, event_ids, holder, values)
 
     def _mark(self, session: Session, event_ids: Collection[str], holder: str, values: dict[str, Any]) -> int:
-        changed = session.execute(
+        return change_rows(
+            session,
             update(OutboxEvent)
             .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
-            .values(locked_by=None, locked_at=None, **values)
-            .execution_options(synchronize_session=False)
+            .values(locked_by=None, locked_at=None, **values),
         )
-        return int(changed.rowcount)
 
     def count_redrive(self, session: Session, event: OutboxEvent) -> bool:
         """Note that a published event is sent again; False where another did so since it was read."""
-        changed = session.execute(
+        changed = change_rows(
+            session,
             update(OutboxEvent)
             .where(
                 OutboxEvent.id == event.id,
                 OutboxEvent.status == PUBLISHED,
                 OutboxEvent.redrives == event.redrives,
             )
-            .values(redrives=OutboxEvent.redrives + 1, last_sent_at=self._clock.now())
-            .execution_options(synchronize_session=False)
+            .values(redrives=OutboxEvent.redrives + 1, last_sent_at=self._clock.now()),
         )
-        return changed.rowcount == 1
+        return changed == 1
 
     def requeue_dead(self, session: Session, event_id: str) -> bool:
         """Make a dead event pending again with no attempt used; False where it isn't dead."""
-        changed = session.execute(
+        changed = change_rows(
+            session,
             update(OutboxEvent)
             .where(OutboxEvent.id == event_id, OutboxEvent.status == DEAD)
-            .values(status=PENDING, attempt_count=0, available_at=self._clock.now(), locked_by=None, locked_at=None)
-            .execution_options(synchronize_session=False)
+            .values(status=PENDING, attempt_count=0, available_at=self._clock.now(), locked_by=None, locked_at=None),
         )
-        return changed.rowcount == 1
+        return changed == 1

@@ -125,6 +125,7 @@ class AiJobsConsumer(Consumer):
         """Take signals first: one that comes while the crew starts must be as polite as a later one."""
         self._set_signal_handlers()
         self._crew.start()
+        threading.Thread(target=self._catch_up, name="catch-up", daemon=True).start()
         super().start()
 
     def stop(self, graceful: bool = False) -> None:
@@ -155,6 +156,18 @@ class AiJobsConsumer(Consumer):
         if self._abandoning.is_set():
             # The main loop saw the stop flag and is done; the thread that gives up ends the process.
             threading.Event().wait()
+
+    def _catch_up(self) -> None:
+        for step in self._crew.catch_up:
+            try:
+                step()
+            except Exception as error:
+                logger.error(
+                    "consumer.catch_up_failed",
+                    queueName=self.huey.queue_name,
+                    error=type(error).__name__,
+                    where=where(error),
+                )
 
     def _drain(self, grace_s: float) -> None:
         try:

@@ -1,5 +1,4 @@
-"""What a consumer process works with; the wiring fills it, so that the queues know neither engine nor
-passes."""
+"""What a consumer process works with. The wiring fills it: the queues know neither engine nor passes."""
 
 from __future__ import annotations
 
@@ -30,6 +29,8 @@ class Crew:
     """Does a job; never raises. None on the maintenance queue."""
     passes: Sequence[Pass] = ()
     start: Callable[[], None] = _nothing
-    """Called before the first message is taken."""
+    """Called before the first message is taken; what it raises ends the process."""
+    catch_up: Sequence[Callable[[], object]] = ()
+    """Done once, in turn and beside the first messages; what raises is logged, and left to the passes."""
     drain: Callable[[float], None] = _nothing
     """Takes nothing new, waits so many seconds for what runs, then gives back what is still held."""

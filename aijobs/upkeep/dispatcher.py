@@ -236,8 +236,8 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
             silent_until = time.monotonic() + silence_s
             outage.failed(error)
             return
-        for error in failures.values():
-            logger.warning("handover.failed", error=type(error).__name__, **job_fields(jobId=message.message.job_id))
+        for failure in failures.values():
+            logger.warning("handover.failed", error=type(failure).__name__, **job_fields(jobId=message.message.job_id))
         outage.worked()
 
     return send

@@ -31,7 +31,9 @@ class LockReaper:
     def give_back_dead(self, observer: InstanceId) -> int:
         """Take at once what dead processes of the observer's own host held; how many leases were taken."""
         held = self._held_on(observer)
-        gone = [job for job in held if (holder := InstanceId.parse(job.locked_by or "")) and holder.is_dead_beside(observer)]
+        gone = [
+            job for job in held if (holder := InstanceId.parse(job.locked_by or "")) and holder.is_dead_beside(observer)
+        ]
         return sum(self._take(job, at_once=True) for job in gone)
 
     def _expired(self) -> Iterator[AiJob]:

@@ -30,4 +30,8 @@ def language() -> str:
         return LANGUAGES[0]
     if not is_api_request() and session.get("language") in LANGUAGES:
         return str(session["language"])
-    return request.accept_languages.best_match(LANGUAGES, default=LANGUAGES[0]) or LANGUAGES[0]
+    for tag, quality in request.accept_languages:  # The most wanted first; `zh-CN` is as good as `zh`.
+        word = tag.partition("-")[0].lower()
+        if quality > 0 and word in LANGUAGES:
+            return word
+    return LANGUAGES[0]

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Boolean, ForeignKey, Index, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from aijobs.db import Base, Json, Key, UtcDateTime
+from aijobs.db import TABLE_OPTIONS, Base, Json, Key, UtcDateTime
 from aijobs.ids import new_id
 
 VIEWER = "VIEWER"
@@ -70,5 +70,5 @@ class AuditLog(Base):
     __table_args__ = (
         Index("ix_audit_logs_newest", "at", "id"),
         Index("ix_audit_logs_target", "target_type", "target_id", "at"),
-        Base.__table_args__,
+        TABLE_OPTIONS,
     )

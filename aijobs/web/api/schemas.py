@@ -255,7 +255,7 @@ SCHEMAS: dict[str, Schema] = {
                 )
             ),
         },
-        {"pid": NATURAL, "startedAt": TEXT, "heartbeatAgeMs": NATURAL},
+        {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL},
     ),
     "Usage": record({"from": TIME, "to": TIME, "days": array(ref("UsageDay"))}),
     "UsageDay": record(

@@ -1,15 +1,16 @@
-"""Which action goes with which state and right: one table for rows, pages and what a POST is checked against."""
+"""Which action goes with which right and state: one table for rows, pages, keys and what a POST is checked against."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 
-from aijobs.jobs.status import CANCELLED, FAILED
+from aijobs.monitor.views import JobRow
+from aijobs.web import rights
 
 
 @dataclass(frozen=True)
@@ -19,24 +20,35 @@ class Action:
     name: str
     label: Any
     right: str
-    phases: frozenset[str]
-    not_now: Any
-    """Why it can't be done in any other phase."""
+    refusal: Callable[[JobRow], str | None]
+    """Why the job can't have it done, as a key of `reasons`; None: it can."""
+    reasons: Mapping[str, Any]
 
 
 RETRY = Action(
-    "retry",
-    _l("Retry"),
-    "retry",
-    frozenset({FAILED, CANCELLED}),
-    _l("Only a failed or cancelled job can be retried."),
+    name="retry",
+    label=_l("Retry"),
+    right=rights.RETRY,
+    refusal=lambda job: job.retry_refusal,
+    reasons={
+        "not_final": _l("It has not ended yet. Only a failed or cancelled job can be retried."),
+        "succeeded": _l("It succeeded. Only a failed or cancelled job can be retried."),
+        "superseded": _l("It was retried already; the newest job of its chain counts."),
+        "unknown_job_type": _l("No such job type is installed."),
+        "snapshot_expired": _l("Its frozen input has expired, and cannot be rebuilt."),
+        "credential_gone": _l("The user's key that it ran with is gone."),
+    },
 )
 CANCEL = Action(
-    "cancel",
-    _l("Cancel"),
-    "cancel",
-    frozenset({"created", "queued", "running", "retrying"}),
-    _l("Only a job that has not ended can be cancelled."),
+    name="cancel",
+    label=_l("Cancel"),
+    right=rights.CANCEL,
+    refusal=lambda job: job.cancel_refusal,
+    reasons={
+        "final": _l("It has ended already."),
+        "cancel_requested": _l("A cancel was requested already; its worker is stopping."),
+        "not_cancellable": _l("This type of job cannot be cancelled."),
+    },
 )
 ACTIONS: Mapping[str, Action] = {action.name: action for action in (RETRY, CANCEL)}
 
@@ -49,27 +61,15 @@ class Offer:
     refused: str | None
 
 
-def offer(
-    action: Action,
-    *,
-    phase: str,
-    may: bool,
-    retried_as: str | None = None,
-    cancellable: bool = True,
-    known_type: bool = True,
-) -> Offer:
-    """Whether `action` can be done, and if not, why: the right first, then the state, then the job's own reasons."""
-    refused: str | None = None
-    if not may:
-        refused = gettext("Your role does not allow this.")
-    elif phase == "cancel_requested" and action is CANCEL:
-        refused = gettext("The cancel is on its way.")
-    elif phase not in action.phases:
-        refused = str(action.not_now)
-    elif action is RETRY and retried_as:
-        refused = gettext("It was retried already; the newest job of the chain counts.")
-    elif action is RETRY and not known_type:
-        refused = gettext("No such job type is installed.")
-    elif action is CANCEL and not cancellable:
-        refused = gettext("This type of job cannot be cancelled.")
-    return Offer(action, refused)
+def offer(action: Action, job: JobRow, may: Callable[[str], bool]) -> Offer:
+    """Whether `action` can be done to `job` by whom `may` speaks for: the right decides first, then the job."""
+    if not may(action.right):
+        return Offer(action, gettext("Your role does not allow this."))
+    return Offer(action, refusal_text(action, action.refusal(job)))
+
+
+def refusal_text(action: Action, reason: str | None) -> str | None:
+    """The reason in words; None for None."""
+    if reason is None:
+        return None
+    return str(action.reasons.get(reason, gettext("This cannot be done now.")))

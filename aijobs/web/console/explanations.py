@@ -112,6 +112,10 @@ WAITS: Mapping[str, Explanation] = {
         _l("The job is saved, but its message has not reached the broker yet."),
         _l("Usually a matter of seconds. If it lasts, check that the broker and the maintenance worker run."),
     ),
+    "broker_away": Explanation(
+        _l("The broker cannot be reached, so nothing is handed out."),
+        _l("Bring the broker back; the job is safe in the database and is sent by itself."),
+    ),
     "no_worker": Explanation(
         _l("No live worker serves this queue."), _l("Start a worker for the queue; nothing is lost meanwhile.")
     ),

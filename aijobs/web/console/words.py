@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 from flask_babel import lazy_pgettext as _lp
 
-from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.ids import InstanceId
+from aijobs.web.context import language, services
 
 WORDS: Mapping[str, Any] = {
     # phases and states of a job
@@ -109,9 +111,22 @@ def tone(name: str) -> str:
     return TONES.get(name, "idle")
 
 
-def job_type_label(registry: JobDefinitionRegistry, job_type: str, language: str) -> str:
-    """The definition's label in `language`; for a type nobody registered its name."""
-    definition = registry.find(job_type)
+def type_label(job_type: str) -> str:
+    """The label of a job type in the present language; for a type nobody registered its name."""
+    definition = services().registry.find(job_type)
     if definition is None:
         return job_type
-    return definition.metadata.labels.get(language, definition.metadata.label)
+    return definition.metadata.labels.get(language(), definition.metadata.label)
+
+
+def worker_name(instance: str | None) -> str:
+    """Host and pid of an instance id or lock token; the text itself where it is none of ours."""
+    known = InstanceId.parse(instance) if instance else None
+    return f"{known.host}:{known.pid}" if known else (instance or "")
+
+
+def money(micros: int | None, currency: str | None) -> str:
+    """A cost of millionths; one that has no price is said to have none, never 0."""
+    if micros is None:
+        return gettext("unpriced")
+    return f"{micros / 1_000_000:.6f} {currency or ''}".strip()

@@ -14,6 +14,10 @@ from aijobs.ai.providers.local.facts import ACRONYM, DEFINITION, Fact
 from aijobs.ai.providers.local.text import PROSE, Sentence, split_sentences
 
 
+MAX_SENTENCE = 1000
+"""Characters beyond which nothing is a sentence, but a text without full stops, and no quote for a card."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the notes say (`statements`), and what can be hidden in the sentences that say nothing else
@@ -35,16 +39,17 @@ class NotesReader:
         sentences: list[Sentence] = []
         for segment in notes["segments"]:
             token.raise_if_cancelled()
-            sentences += split_sentences(segment["sid"], segment["text"])
+            found = split_sentences(segment["sid"], segment["text"])
+            sentences += [sentence for sentence in found if len(sentence.raw) <= MAX_SENTENCE]
         sentences = sentences[1:] if _opens_with_a_title(sentences) else sentences
         english = EnglishRules([s for s in sentences if self._language(s, notes["lang"]) == "en"])
         rules: dict[str, EnglishRules | ChineseRules] = {"en": english, "zh": self._chinese}
+        asked = _Asked()
         statements: list[Fact] = []
         quiet: list[Sentence] = []
         for sentence in _unhurried(sentences, token):
-            found = _first_of_their_kind(
-                rules[self._language(sentence, notes["lang"])].statements(sentence), statements
-            )
+            said = rules[self._language(sentence, notes["lang"])].statements(sentence)
+            found = [fact for fact in said if asked.is_new(fact)]
             statements += found
             if not any(fact.kind != ACRONYM for fact in found):
                 quiet.append(sentence)
@@ -70,23 +75,24 @@ def _opens_with_a_title(sentences: Sequence[Sentence]) -> bool:
 
 
 def _unhurried(sentences: Sequence[Sentence], token: CancellationToken) -> Iterator[Sentence]:
-    """`sentences`, with a look at the token whenever a new segment begins."""
-    sid = None
+    """`sentences`, with a look at the token before each."""
     for sentence in sentences:
-        if sentence.sid != sid:
-            token.raise_if_cancelled()
-            sid = sentence.sid
+        token.raise_if_cancelled()
         yield sentence
 
 
-def _first_of_their_kind(found: Iterator[Fact], earlier: Sequence[Fact]) -> list[Fact]:
-    """Without what was asked before: the first definition of a term is the one that notes mean."""
-    asked = {fold(fact.question) for fact in earlier} | {_key(fact) for fact in earlier}
-    return [fact for fact in found if fold(fact.question) not in asked and _key(fact) not in asked]
+class _Asked:
+    """What was asked before: the first definition of a term is the one that notes mean."""
 
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
 
-def _key(fact: Fact) -> str:
-    return f"{fact.kind}:{fold(fact.term)}"
+    def is_new(self, fact: Fact) -> bool:
+        keys = {f"question:{fold(fact.question)}", f"{fact.kind}:{fold(fact.term)}"}
+        if keys & self._keys:
+            return False
+        self._keys |= keys
+        return True
 
 
 def _terms(statements: Sequence[Fact], sentences: Sequence[Sentence]) -> list[str]:

@@ -29,6 +29,8 @@ _ABBREVIATION = re.compile(
     r"pp?|ch|sec|al|Inc|Ltd|Co|U\.S|U\.K|B\.C|A\.D|a\.m|p\.m|[A-Z]|(?:[A-Z]\.)+[A-Z])\.$",
     re.IGNORECASE,
 )
+_GLANCE = 20
+"""How far around a full stop is looked at: notes without any other mark must not cost their length squared."""
 _LONG_LINE = {"en": 45, "zh": 22}
 
 
@@ -90,7 +92,7 @@ def _lines(text: str) -> Iterator[tuple[int, int]]:
 
 def _blocks(text: str) -> Iterator[_Block]:
     """Paragraphs and list items: lines that belong together, since notes may be wrapped by hand."""
-    heading, in_code = "", False
+    heading, last_line, in_code = "", "", False
     current: _Block | None = None
     lines = list(_lines(text))
     for (start, end), following in zip(lines, [*lines[1:], (len(text), len(text))], strict=True):
@@ -107,12 +109,13 @@ def _blocks(text: str) -> Iterator[_Block]:
                 heading = clean(title["title"] if title else line).rstrip("：:")
             continue
         bullet = _BULLET.match(line) or _QUOTED.match(line)
-        if current is not None and not bullet and _goes_on(text[current.start : current.end], line, current.kind):
-            current.end = end
+        if current is not None and not bullet and _goes_on(last_line, line, current.kind):
+            current.end, last_line = end, line
             continue
         if current is not None:
             yield current
         offset = start + (bullet.end() if bullet else len(line) - len(line.lstrip()))
+        last_line = text[offset:end]
         current = _Block(offset, end, ITEM if _BULLET.match(line) else PROSE, heading)
     if current is not None:
         yield current
@@ -135,9 +138,9 @@ def _looks_like_title(line: str, next_line: str) -> bool:
     return len(text) <= 16 if is_chinese else len(text.split()) <= 8 and not re.search(r"\b(?:is|are|was|were)\b", text)
 
 
-def _goes_on(so_far: str, line: str, kind: str) -> bool:
-    """Whether `line` continues a block, and isn't a note of its own."""
-    last = _BREAK.split(so_far)[-1].rstrip()
+def _goes_on(last_line: str, line: str, kind: str) -> bool:
+    """Whether `line` continues the block that ends with `last_line`, and isn't a note of its own."""
+    last = last_line.rstrip()
     first = line.strip()[:1]
     if kind == ITEM and line[:1].isspace():
         return True
@@ -165,12 +168,12 @@ def _spans(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def _is_end(text: str, begin: int, at: int, end: int) -> bool:
     if text[at] in "。！？":
         return True
-    rest = text[at + 1 : end].lstrip(_ENDS + _CLOSERS)
+    rest = text[at + 1 : min(end, at + _GLANCE)].lstrip(_ENDS + _CLOSERS)
     if not rest.strip():
         return True
     if not rest[0].isspace() and not re.match(rf"[{_CJK}]", rest):
         return False
-    if text[at] == "." and _ABBREVIATION.search(text[begin : at + 1]):
+    if text[at] == "." and _ABBREVIATION.search(text[max(begin, at - _GLANCE) : at + 1]):
         return False
     following = rest.lstrip()[:1]
     return not following.islower()

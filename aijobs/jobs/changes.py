@@ -1,0 +1,123 @@
+"""The compare-and-set on a job's row, and what goes with it: history row, end event, and why it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, update
+from sqlalchemy.orm import Session
+
+from aijobs.db import Clock, change_rows
+from aijobs.errors import (
+    CancelRequested,
+    IllegalTransition,
+    JobGone,
+    JobLockConflict,
+    LifecycleError,
+    LockLost,
+)
+from aijobs.jobs.claim import Claim
+from aijobs.jobs.history import WORKER, record
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import FINAL, QUEUED, RUNNING
+from aijobs.outbox.repository import OutboxRepository
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the history row of a change says beside the job itself."""
+
+    type: str
+    actor: str = WORKER
+    error_code: str | None = None
+    duration_ms: int | None = None
+
+
+def holds(claim: Claim) -> ColumnElement[bool]:
+    return and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by == claim.token, AiJob.attempt_no == claim.attempt_no)
+
+
+class JobChanges:
+    """Guarded changes of jobs in the session they are given. `LifecycleRepository` alone decides which."""
+
+    def __init__(self, clock: Clock, outbox: OutboxRepository) -> None:
+        self._clock, self._outbox = clock, outbox
+
+    def get(self, session: Session, job_id: str) -> AiJob:
+        job = session.get(AiJob, job_id, populate_existing=True)
+        if job is None:
+            raise JobGone(job_id, "there is no such job")
+        return job
+
+    def set(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
+        changed = change_rows(session, update(AiJob).where(AiJob.id == job_id, *where).values(**values))
+        return changed == 1
+
+    def change(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
+        """One compare-and-set that the history will tell: `event_seq` numbers its row."""
+        return self.set(session, job_id, *where, event_seq=AiJob.event_seq + 1, **values)
+
+    def held_change(
+        self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
+    ) -> AiJob:
+        """A holder's change with its history row, and its end event where it ends the job."""
+        if not self.change(session, claim.job_id, holds(claim), *where, **values):
+            raise self.refusal(session, claim)
+        return self.tell(session, claim.job_id, note, claim.instance)
+
+    def tell(self, session: Session, job_id: str, note: Note, instance: str | None = None) -> AiJob:
+        """What goes with a change: the history row, and the end event where the job is final now."""
+        job = self.get(session, job_id)
+        if job.lifecycle_status in FINAL:
+            self._outbox.add_end(session, job)
+        record(
+            session,
+            self._clock,
+            job,
+            note.type,
+            actor=note.actor,
+            instance=instance,
+            error_code=note.error_code,
+            duration_ms=note.duration_ms,
+        )
+        return job
+
+    def refusal(self, session: Session, who: str | Claim) -> LifecycleError:
+        """Why an UPDATE found no row, read from the row as it is now."""
+        job_id = who.job_id if isinstance(who, Claim) else who
+        job = session.get(AiJob, job_id, populate_existing=True)
+        if job is None:
+            return JobGone(job_id, "there is no such job")
+        if job.lifecycle_status in FINAL and not (isinstance(who, Claim) and job.attempt_no != who.attempt_no):
+            return IllegalTransition(job_id, f"is {job.lifecycle_status}, which is final")
+        if isinstance(who, Claim):
+            if job.locked_by != who.token or job.attempt_no != who.attempt_no:
+                return LockLost(job_id, f"attempt {who.attempt_no} does not hold it any more")
+            if job.cancel_requested_at is not None:
+                return CancelRequested(job_id, "a cancel was asked for")
+            return LockLost(job_id, "its lease was renewed or taken meanwhile")
+        if job.lifecycle_status == QUEUED or job.locked_by is None:
+            return IllegalTransition(job_id, f"is {job.lifecycle_status} and nobody asked to cancel it")
+        return JobLockConflict(job_id, "a worker holds it")
+
+
+def ended(claim: Claim) -> Callable[[Session], AiJob | None]:
+    """After a COMMIT whose answer was lost: the job, where this attempt ended it."""
+
+    def read(session: Session) -> AiJob | None:
+        job = session.get(AiJob, claim.job_id)
+        return job if job and job.lifecycle_status in FINAL and job.attempt_no == claim.attempt_no else None
+
+    return read
+
+
+def freed(claim: Claim) -> Callable[[Session], AiJob | None]:
+    """After a COMMIT whose answer was lost: the job, where the claim holds it no more."""
+
+    def read(session: Session) -> AiJob | None:
+        job = session.get(AiJob, claim.job_id)
+        return job if job and job.locked_by != claim.token else None
+
+    return read

@@ -1,0 +1,56 @@
+"""What a worker holds, for how long, and why it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from aijobs.errors import describe
+from aijobs.jobs.models import AiJob
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a worker holds while it runs a job. The token is `{instance}/{random}`, never used twice."""
+
+    job_id: str
+    token: str
+    attempt_no: int
+
+    @property
+    def instance(self) -> str:
+        return self.token.rpartition("/")[0]
+
+
+def claim_of(job: AiJob) -> Claim:
+    """The claim under which `job` is held. `ValueError` where nobody holds it."""
+    if job.locked_by is None:
+        raise ValueError(f"job {job.id} is held by nobody")
+    return Claim(job.id, job.locked_by, job.attempt_no)
+
+
+@dataclass(frozen=True)
+class JobErrorInfo:
+    """Why a job failed: its code, what the user reads (in English) and what operators read."""
+
+    code: str
+    public_message: str
+    internal_message: str = ""
+
+    @classmethod
+    def of(cls, code: str, internal_message: str = "") -> JobErrorInfo:
+        """The info of a code, with the code's own public message."""
+        return cls(code, describe(code).en, internal_message)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """How long a lock lasts, and how long after its end it counts as lost."""
+
+    length: timedelta
+    grace: timedelta
+
+    @property
+    def threshold_ms(self) -> int:
+        """Milliseconds from the last renewal until a takeover."""
+        return round((self.length + self.grace).total_seconds() * 1000)

@@ -1,0 +1,69 @@
+"""The operator console: pages made on the server, which htmx enriches and which work without it."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Flask, Response, redirect, request, url_for
+from flask.typing import ResponseReturnValue
+from flask_wtf.csrf import CSRFError
+
+from aijobs.errors import ApiError
+from aijobs.web.auth import current_operator, login_manager
+
+blueprint = Blueprint("console", __name__, url_prefix="/console")
+
+
+@blueprint.errorhandler(CSRFError)
+def _csrf_refused(_error: CSRFError) -> ResponseReturnValue:
+    """Who is no longer signed in is asked to sign in; only somebody signed in can send a wrong token."""
+    signing_in = request.endpoint in ("console.login", "console.preferences", "console.logout")
+    if current_operator() is None and not signing_in:
+        return login_manager.unauthorized()  # type: ignore[no-any-return]
+    raise ApiError("BAD_REQUEST", {"reason": "csrf"})
+
+
+@blueprint.after_request
+def _vary(response: Response) -> Response:
+    response.vary.update(("HX-Request", "HX-Boosted", "HX-History-Restore-Request", "Cookie"))
+    return response
+
+
+def init_app(app: Flask) -> None:
+    """Register the pages, and what their templates know."""
+    from aijobs.web.console import (  # noqa: F401 - each registers its views
+        confirmations,
+        jobs,
+        outbox,
+        preferences,
+        queues,
+        session,
+        workers,
+    )
+    from aijobs.web.console import pages, times, words
+
+    app.register_blueprint(blueprint)
+    app.context_processor(pages.context)
+    app.jinja_env.filters.update(
+        ago=times.ago, exact=times.exact, iso=times.iso, duration=times.duration, milliseconds=times.milliseconds
+    )
+    app.jinja_env.globals.update(
+        asset=pages.asset,
+        word=words.word,
+        event_word=words.event_word,
+        tone=words.tone,
+        type_label=words.type_label,
+        worker_name=words.worker_name,
+        money=words.money,
+    )
+    app.jinja_env.trim_blocks = True
+    app.jinja_env.lstrip_blocks = True
+
+    @app.get("/")
+    def root() -> ResponseReturnValue:
+        """The console is what a browser comes for."""
+        return redirect(url_for("console.start"))
+
+
+@blueprint.get("/")
+def start() -> ResponseReturnValue:
+    """The list of jobs, until there is an overview."""
+    return redirect(url_for("console.jobs"))

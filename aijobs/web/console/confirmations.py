@@ -1,0 +1,170 @@
+"""Actions are confirmed on a page of their own (or in a dialog that shows it), with a token, and never by a GET."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flask import current_app, flash, make_response, redirect, url_for
+from flask.typing import ResponseReturnValue
+from flask_babel import gettext
+from flask_babel import lazy_gettext as _l
+from flask_wtf import FlaskForm
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+from wtforms import HiddenField, TextAreaField
+from wtforms.validators import Length, Optional
+
+from aijobs.errors import ApiError, describe
+from aijobs.monitor.views import JobRow
+from aijobs.web.audit import audited
+from aijobs.web.auth import get_operator, require_right
+from aijobs.web.console import blueprint
+from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
+from aijobs.web.console.jobs import known_job
+from aijobs.web.console.pages import render
+from aijobs.web.context import language, services
+
+CONFIRMATION_S = 3600
+"""How long a confirmation page may be left open."""
+
+
+class ConfirmationForm(FlaskForm):
+    """Why, for the audit log, and proof that the confirmation was seen."""
+
+    confirmation = HiddenField()
+    reason = TextAreaField(_l("Reason (optional)"), [Optional(), Length(max=500, message=_l("At most 500 characters."))])
+
+    def given_reason(self) -> str | None:
+        """The reason without spaces around it and without characters that can't be read; None for none."""
+        text = "".join(c for c in self.reason.data or "" if c.isprintable() or c == "\n").strip()
+        return text or None
+
+
+class Confirmation:
+    """A signed word that this operator saw the confirmation of this action on this target."""
+
+    def __init__(self, action: str, target_id: str) -> None:
+        self._says = [get_operator().id, action, target_id]
+        self._signer = URLSafeTimedSerializer(current_app.secret_key or "", salt="aijobs confirmation")
+
+    def write(self) -> str:
+        return str(self._signer.dumps(self._says))
+
+    def is_right(self, text: str | None) -> bool:
+        """Whether `text` says so, and isn't too old."""
+        try:
+            return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._says)
+        except BadSignature:
+            return False
+
+
+# --- retry and cancel --------------------------------------------------------------------------------------
+
+
+@blueprint.get("/jobs/<job_id>/retry")
+@require_right("view")
+def retry(job_id: str) -> ResponseReturnValue:
+    """Ask before retrying a job."""
+    return _ask(RETRY, known_job(job_id), ConfirmationForm())
+
+
+@blueprint.post("/jobs/<job_id>/retry")
+@require_right("retry")
+def retry_job(job_id: str) -> ResponseReturnValue:
+    """Retry a job as a new one, and show that one; a second click is led to the same child."""
+    job, form = known_job(job_id), ConfirmationForm()
+    if not is_confirmed("retry", job.id, form):
+        return _ask(RETRY, job, form, 422)
+    operator = get_operator()
+    try:
+        with audited(operator, "job.retry", "job", job.id, reason=form.given_reason(), before=_before(job)) as entry:
+            result = services().jobs.retry(job.id, operator.actor)
+            entry.after = {"jobId": result.job.id, "created": result.created}
+    except ApiError as refused:
+        return _refused(RETRY, job, refused)
+    if result.created:
+        flash(gettext("A new job was made. You are looking at it."), "done")
+    else:
+        flash(gettext("It was retried a moment ago already. You are looking at the new job."), "done")
+    return redirect(url_for("console.job", job_id=result.job.id), 303)
+
+
+@blueprint.get("/jobs/<job_id>/cancel")
+@require_right("view")
+def cancel(job_id: str) -> ResponseReturnValue:
+    """Ask before cancelling a job."""
+    return _ask(CANCEL, known_job(job_id), ConfirmationForm())
+
+
+@blueprint.post("/jobs/<job_id>/cancel")
+@require_right("cancel")
+def cancel_job(job_id: str) -> ResponseReturnValue:
+    """Request the cancel of a job and show it."""
+    job, form = known_job(job_id), ConfirmationForm()
+    if not is_confirmed("cancel", job.id, form):
+        return _ask(CANCEL, job, form, 422)
+    operator = get_operator()
+    try:
+        with audited(operator, "job.cancel", "job", job.id, reason=form.given_reason(), before=_before(job)) as entry:
+            result = services().jobs.cancel(job.id, operator.actor)
+            entry.after = {"lifecycleStatus": result.lifecycle_status}
+    except ApiError as refused:
+        return _refused(CANCEL, job, refused)
+    flash(_cancelled(job, result.lifecycle_status), "done")
+    return redirect(url_for("console.job", job_id=job.id), 303)
+
+
+def _cancelled(job: JobRow, status: str) -> str:
+    if job.final:
+        return gettext("It had ended already; nothing was changed.")
+    if status == "cancelled":
+        return gettext("Cancelled.")
+    return gettext("The cancel is requested; the worker stops within a second or two.")
+
+
+def is_confirmed(action: str, target_id: str, form: ConfirmationForm) -> bool:
+    """Whether the form is in order and its confirmation is of this action on this target, by this operator."""
+    return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_right(form.confirmation.data)
+
+
+def _ask(action: Action, job: JobRow, form: ConfirmationForm, status: int = 200) -> ResponseReturnValue:
+    form.confirmation.data = Confirmation(action.name, job.id).write()
+    page = render(
+        "console/jobs/confirm.html",
+        "console/jobs/_confirm.html",
+        job=job,
+        form=form,
+        offer=offer(action, job, get_operator().may),
+        **_texts(action, job),
+    )
+    return make_response(page, status)
+
+
+def _texts(action: Action, job: JobRow) -> dict[str, Any]:
+    if action is RETRY:
+        return {
+            "title": gettext("Retry this job?"),
+            "lead": gettext("A new job runs with the same input. This one stays as it is, and the new one is its child."),
+            "button": gettext("Retry the job"),
+        }
+    running = job.locked_by is not None
+    return {
+        "title": gettext("Cancel this job?"),
+        "lead": gettext("Its worker is told to stop; what the provider has done already may be billed.")
+        if running
+        else gettext("It has not been started, or waits for another attempt; it ends at once."),
+        "button": gettext("Cancel the job"),
+    }
+
+
+def _before(job: JobRow) -> Mapping[str, Any]:
+    return {"lifecycleStatus": job.lifecycle_status, "phase": job.phase}
+
+
+def _refused(action: Action, job: JobRow, refused: ApiError) -> ResponseReturnValue:
+    """Say why, on the page of the job that counts now."""
+    details = refused.details or {}
+    text = refusal_text(action, details.get("reason")) or describe(refused.code).message(language())
+    flash(text, "problem")
+    return redirect(url_for("console.job", job_id=details.get("newestJobId", job.id)), 303)
+

@@ -1,0 +1,217 @@
+"""Jobs: the list with its filters, and one job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from flask import make_response, redirect, render_template, request, url_for
+from flask.typing import ResponseReturnValue
+
+from aijobs.clock import iso, parse_iso
+from aijobs.definitions.definition import QUEUES
+from aijobs.errors import ApiError, InputInvalid
+from aijobs.jobs.status import LIFECYCLE_STATUSES
+from aijobs.monitor.filters import PARAMETERS, JobFilter
+from aijobs.monitor.keyset import Page
+from aijobs.monitor.monitor import is_id
+from aijobs.monitor.views import JobDetail, JobRow, QueueStatus, WorkerRow
+from aijobs.web.auth import get_operator, require_right
+from aijobs.web.console import blueprint
+from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer
+from aijobs.web.console.attempts import build_attempts
+from aijobs.web.console.explanations import WAITS, explain_failure
+from aijobs.web.console.pages import render
+from aijobs.web.console.strip import build_strip
+from aijobs.web.console.waits import due_at, find_wait
+from aijobs.web.context import services
+
+PER_PAGE = 50
+MOST_NEW = 20
+"""How far newer jobs are counted."""
+
+
+# --- the list ----------------------------------------------------------------------------------------------
+
+
+@blueprint.get("/jobs")
+@require_right("view")
+def jobs() -> ResponseReturnValue:
+    """The list under a filter, a page at a time."""
+    try:
+        wanted = JobFilter.parse(request.args)
+        page = services().monitor.list_jobs(wanted, request.args.get("cursor"), PER_PAGE)
+    except InputInvalid as invalid:
+        return make_response(_list(JobFilter(), Page((), None), _faults(invalid)), 422)
+    return _list(wanted, page, {})
+
+
+@blueprint.get("/jobs/chips")
+@require_right("view")
+def chips() -> ResponseReturnValue:
+    """The states with their counts: asked for after the first paint."""
+    wanted = JobFilter.parse(request.args)
+    return render_template(
+        "console/jobs/_chips.html", wanted=wanted, counts=services().monitor.count_jobs(_stateless(wanted)), **_STATES
+    )
+
+
+@blueprint.get("/jobs/changes")
+@require_right("view")
+def changes() -> ResponseReturnValue:
+    """What changed in a list that is being looked at: its open rows, the counts, and how many are newer."""
+    monitor = services().monitor
+    wanted = JobFilter.parse(request.args)
+    rows = monitor.find_rows([job_id for job_id in request.args.get("ids", "").split(",") if is_id(job_id)][:PER_PAGE])
+    return render_template(
+        "console/jobs/_changes.html",
+        wanted=wanted,
+        rows=rows,
+        offers=_row_offers(rows),
+        counts=monitor.count_jobs(_stateless(wanted)),
+        newer=_count_newer(wanted),
+        most_new=MOST_NEW,
+        poll=_list_poll(wanted, rows, request.args.get("since")),
+        **_STATES,
+    )
+
+
+@blueprint.get("/search")
+@require_right("view")
+def search() -> ResponseReturnValue:
+    """One box for everything: a whole job id opens the job, an error code filters by it, else a prefix search."""
+    text = request.args.get("q", "").strip()
+    if is_id(text.lower()) and services().monitor.find_job(text.lower()) is not None:
+        return redirect(url_for("console.job", job_id=text.lower()), 303)
+    name = "errorCode" if text.isupper() and "_" in text else "q"
+    return redirect(url_for("console.jobs", **({name: text} if text else {})), 303)
+
+
+_STATES = {"states": LIFECYCLE_STATUSES}
+
+
+def _list(wanted: JobFilter, page: Page[JobRow], faults: dict[str, str]) -> str:
+    newest = page.items[0].created_at if page.items and "cursor" not in request.args else None
+    return render(
+        "console/jobs/index.html",
+        "console/jobs/_list.html",
+        wanted=wanted,
+        page=page,
+        rows=page.items,
+        offers=_row_offers(page.items),
+        faults=faults,
+        given={name: request.args.get(name, "") for name in PARAMETERS},
+        searched=wanted.q or wanted.error_code,
+        job_types=services().registry.get_all(),
+        queues=QUEUES,
+        poll=_list_poll(wanted, page.items, iso(newest) if newest else None),
+        **_STATES,
+    )
+
+
+def _stateless(wanted: JobFilter) -> JobFilter:
+    return replace(wanted, lifecycle_status=None, unresolved=False)
+
+
+def _faults(invalid: InputInvalid) -> dict[str, str]:
+    return {fault["field"]: fault["message"] for fault in (invalid.details or {}).get("fields", ())}
+
+
+def _row_offers(rows: Sequence[JobRow]) -> dict[str, Offer]:
+    """The one action that a row offers: retry for a job that has ended, cancel for another."""
+    may = get_operator().may
+    return {job.id: offer(RETRY if job.final else CANCEL, job, may) for job in rows}
+
+
+@dataclass(frozen=True)
+class Poll:
+    """What a page asks again, and how often (seconds); `every` 0: never, as nothing can change."""
+
+    address: str
+    every: int
+
+
+def _list_poll(wanted: JobFilter, rows: Sequence[JobRow], since: str | None) -> Poll:
+    """Open rows change, and the first page may get newer ones; a later page of ended jobs stays as it is."""
+    still = ",".join(job.id for job in rows if not job.final)
+    parameters = wanted.query() | ({"ids": still} if still else {}) | ({"since": since} if since else {})
+    return Poll(url_for("console.changes", **parameters), 3 if still else 10 if since else 0)
+
+
+def _count_newer(wanted: JobFilter) -> int:
+    since = request.args.get("since")
+    if not since:
+        return 0
+    try:
+        begin = parse_iso(since) + timedelta(milliseconds=1)
+    except (ValueError, OverflowError):
+        raise InputInvalid([("since", "not a time")]) from None
+    begin = max(begin, wanted.created_from) if wanted.created_from else begin
+    return len(services().monitor.list_jobs(replace(wanted, created_from=begin), None, MOST_NEW).items)
+
+
+# --- one job -----------------------------------------------------------------------------------------------
+
+
+@blueprint.get("/jobs/<job_id>")
+@require_right("view")
+def job(job_id: str) -> ResponseReturnValue:
+    """Everything about one job."""
+    return render_template("console/jobs/show.html", **_job_context(job_id))
+
+
+@blueprint.get("/jobs/<job_id>/changes")
+@require_right("view")
+def job_changes(job_id: str) -> ResponseReturnValue:
+    """What changed of a job that is being looked at: all sections, or only where it is when nothing happened."""
+    context = _job_context(job_id)
+    moved = request.args.get("seen") != context["seen"]
+    return render_template("console/jobs/_job_changes.html", moved=moved, live=True, **context)
+
+
+def _job_context(job_id: str) -> dict[str, Any]:
+    operator = get_operator()
+    monitor, grace = services().monitor, services().settings.seconds("lease_grace")
+    detail = monitor.get_detail(job_id, internal=operator.may("internal_errors"))
+    wait = find_wait(detail, _queue_of(detail), grace)
+    seen = f"{len(detail.history)}.{len(detail.usage)}.{detail.job.phase}.{len(detail.chain)}"
+    return {
+        "detail": detail,
+        "job": detail.job,
+        "offers": [offer(action, detail.job, operator.may) for action in ACTIONS.values()],
+        "strip": build_strip(detail, _holder_of(detail), grace),
+        "attempts": build_attempts(detail),
+        "wait": WAITS[wait] if wait else None,
+        "wait_name": wait,
+        "due_at": due_at(detail),
+        "failure": explain_failure(detail.job.error_code),
+        "seen": seen,
+        "poll": Poll(url_for("console.job_changes", job_id=job_id, seen=seen), 0 if detail.job.final else 2),
+    }
+
+
+def _queue_of(detail: JobDetail) -> QueueStatus | None:
+    """The queue that the job waits in; not looked up for a job that doesn't wait."""
+    if detail.job.final or detail.job.locked_by is not None:
+        return None
+    statuses = services().monitor.queue_statuses()
+    return next((queue for queue in statuses if queue.queue_name == detail.job.queue_name), None)
+
+
+def _holder_of(detail: JobDetail) -> WorkerRow | None:
+    """The worker that has the job's lease."""
+    token = detail.job.locked_by
+    if token is None or detail.job.final:
+        return None
+    instance = token.split("/", 1)[0]
+    return next((row for row in services().monitor.workers().workers if row.instance_id == instance), None)
+
+
+def known_job(job_id: str) -> JobRow:
+    """The job's row; `JOB_NOT_FOUND`."""
+    found = services().monitor.find_job(job_id)
+    if found is None:
+        raise ApiError("JOB_NOT_FOUND")
+    return found.job

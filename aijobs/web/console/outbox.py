@@ -1,0 +1,119 @@
+"""The outbox: what was promised, what is sent, what is dead, and the way back for a dead end event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import flash, make_response, redirect, request, url_for
+from flask.typing import ResponseReturnValue
+from flask_babel import gettext
+
+from aijobs.errors import ApiError, InputInvalid, describe
+from aijobs.monitor.keyset import Page
+from aijobs.monitor.monitor import is_id
+from aijobs.monitor.views import OutboxRow
+from aijobs.outbox.models import END_EVENTS, ENQUEUE, OUTBOX_STATUSES
+from aijobs.web import rights
+from aijobs.web.audit import audited
+from aijobs.web.auth import get_operator, require_right
+from aijobs.web.console import blueprint
+from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
+from aijobs.web.console.pages import render
+from aijobs.web.context import language, services
+
+PER_PAGE = 50
+EVENT_TYPES = (ENQUEUE, *END_EVENTS.values())
+_REQUEUE = "requeue"
+
+
+@blueprint.get("/outbox")
+@require_right("view")
+def outbox() -> ResponseReturnValue:
+    """How the outbox is, and its events, a page at a time."""
+    status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
+    monitor = services().monitor
+    try:
+        page = monitor.list_outbox(status, event_type, request.args.get("cursor"), PER_PAGE)
+        code = 200
+    except InputInvalid:
+        page, code = Page[OutboxRow]((), None), 422
+    return make_response(_page(page, status, event_type, code != 200), code)
+
+
+@blueprint.get("/outbox/changes")
+@require_right("view")
+def outbox_changes() -> ResponseReturnValue:
+    """The numbers, for who is looking at the page."""
+    return _page(Page[OutboxRow]((), None), _one_of("status", OUTBOX_STATUSES), None, False)
+
+
+@blueprint.get("/outbox/<event_id>/requeue")
+@require_right("view")
+def requeue(event_id: str) -> ResponseReturnValue:
+    """Ask before a dead end event is made pending again."""
+    return _ask(_known(event_id), ConfirmationForm())
+
+
+@blueprint.post("/outbox/<event_id>/requeue")
+@require_right("outbox_fix")
+def requeue_event(event_id: str) -> ResponseReturnValue:
+    """Make a dead end event pending again."""
+    event_id, form = _known(event_id), ConfirmationForm()
+    if not is_confirmed(_REQUEUE, event_id, form):
+        return _ask(event_id, form, 422)
+    try:
+        with audited(get_operator(), "outbox.requeue", "outbox", event_id, reason=form.given_reason()) as entry:
+            event = services().outbox.requeue(event_id)
+            entry.after = {"status": event.status}
+    except ApiError as refused:
+        if refused.http_status == 404:
+            raise
+        flash(_refusal(refused), "problem")
+        return redirect(url_for("console.outbox", status="dead"), 303)
+    flash(gettext("The event is pending again and will be handed over within a few seconds."), "done")
+    return redirect(url_for("console.outbox"), 303)
+
+
+def _page(page: Page[OutboxRow], status: str | None, event_type: str | None, fault: bool) -> str:
+    return render(
+        "console/outbox/index.html",
+        "console/outbox/_changes.html" if request.endpoint == "console.outbox_changes" else "console/outbox/_list.html",
+        health=services().monitor.outbox_status(),
+        page=page,
+        status=status,
+        event_type=event_type,
+        fault=fault,
+        statuses=OUTBOX_STATUSES,
+        event_types=EVENT_TYPES,
+        may_fix=get_operator().may(rights.OUTBOX_FIX),
+    )
+
+
+def _ask(event_id: str, form: ConfirmationForm, status: int = 200) -> ResponseReturnValue:
+    form.confirmation.data = Confirmation(_REQUEUE, event_id).write()
+    context: dict[str, Any] = {
+        "event_id": event_id,
+        "form": form,
+        "may_fix": get_operator().may(rights.OUTBOX_FIX),
+        "title": gettext("Send this event again?"),
+    }
+    return make_response(render("console/outbox/confirm.html", "console/outbox/_confirm.html", **context), status)
+
+
+def _known(event_id: str) -> str:
+    """The id as it is; nothing that isn't spelled like one goes further."""
+    if not is_id(event_id):
+        raise ApiError("NOT_FOUND")
+    return event_id
+
+
+def _refusal(refused: ApiError) -> str:
+    if refused.code == "JOB_NOT_RETRYABLE":
+        return gettext("Only a dead end event can be sent again. The job of a dead enqueue event is retried instead.")
+    return describe(refused.code).message(language())
+
+
+def _one_of(name: str, allowed: tuple[str, ...]) -> str | None:
+    """The parameter where it is one of the values there are; anything else narrows nothing."""
+    value = request.args.get(name)
+    return value if value in allowed else None

@@ -1,0 +1,130 @@
+"""What every page has in common: page or fragment, where one may be sent back to, navigation, assets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flask import current_app, render_template, request, session, url_for
+from flask_babel import gettext
+from htmx_flask import HtmxAwareRequest
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import RequestRedirect
+
+from aijobs.web.auth import current_operator
+from aijobs.web.context import language, services
+
+START = "console.jobs"
+PAGES = frozenset(
+    {
+        "console.start",
+        "console.jobs",
+        "console.job",
+        "console.retry",
+        "console.cancel",
+        "console.outbox",
+        "console.requeue",
+        "console.queues",
+        "console.workers",
+    }
+)
+"""The endpoints that show a whole page, which a sign-in or a change of language may lead back to."""
+
+THEMES = ("auto", "light", "dark")
+_LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
+_LONGEST_ADDRESS = 2000
+
+
+def htmx() -> Any:
+    """What htmx said of this request; false where it didn't make it."""
+    asked = request
+    return asked.htmx if isinstance(asked, HtmxAwareRequest) or hasattr(asked, "htmx") else False
+
+
+def wants_fragment() -> bool:
+    """Whether a part of the page is asked for: never by a boosted link or a restored history entry."""
+    asked = htmx()
+    return bool(asked) and not asked.boosted and not asked.history_restore_request
+
+
+def render(page: str, fragment: str, **context: Any) -> str:
+    """The page, or the fragment that it includes."""
+    return render_template(fragment if wants_fragment() else page, **context)
+
+
+def known_page(address: str | None) -> str:
+    """`address` where it is a page of this console, by path and query; else the start page.
+
+    Whatever a browser would mend on the way (backslashes, tabs, doubled slashes, another host) is not one.
+    """
+    start = url_for(START)
+    if not address or len(address) > _LONGEST_ADDRESS or not address.startswith("/"):
+        return start
+    if not address.isascii() or "\\" in address or any(c <= " " or c == "\x7f" for c in address):
+        return start
+    try:
+        parts = urlsplit(address)
+        endpoint, _ = current_app.url_map.bind("").match(parts.path, method="GET")
+    except (ValueError, HTTPException, RequestRedirect):
+        return start
+    if parts.scheme or parts.netloc or endpoint not in PAGES:
+        return start
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+@dataclass(frozen=True)
+class NavigationEntry:
+    """A page in the navigation. `key` opens it after g."""
+
+    name: str
+    endpoint: str
+    key: str
+    label: str
+    is_current: bool
+
+
+def navigation() -> list[NavigationEntry]:
+    """The pages, in the present language."""
+    entries = (
+        ("jobs", "console.jobs", "j", gettext("Jobs")),
+        ("queues", "console.queues", "q", gettext("Queues")),
+        ("workers", "console.workers", "w", gettext("Workers")),
+        ("outbox", "console.outbox", "o", gettext("Outbox")),
+    )
+    here = request.path
+    return [
+        NavigationEntry(name, endpoint, key, label, here.startswith(url_for(endpoint)))
+        for name, endpoint, key, label in entries
+    ]
+
+
+@cache
+def _version(path: Path, _modified: float) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:10]
+
+
+def asset(name: str) -> str:
+    """The address of a static file; it changes with the file, so that no browser keeps an old one."""
+    path = Path(current_app.static_folder or "") / name
+    return url_for("static", filename=name, v=_version(path, path.stat().st_mtime))
+
+
+def context() -> Mapping[str, Any]:
+    """What every template knows."""
+    theme = session.get("theme")
+    spoken = language()
+    here = known_page(request.full_path.rstrip("?")) if request.method == "GET" else url_for(START)
+    return {
+        "operator": current_operator(),
+        "language": spoken,
+        "language_tag": _LANGUAGE_TAGS[spoken],
+        "theme": theme if theme in THEMES else "auto",
+        "here": here,
+        "environment": services().settings.env,
+        "navigation": navigation(),
+    }

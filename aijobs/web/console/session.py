@@ -1,0 +1,81 @@
+"""Signing in and out."""
+
+from __future__ import annotations
+
+import math
+
+from flask import Response, make_response, redirect, render_template, request, session, url_for
+from flask.typing import ResponseReturnValue
+from flask_babel import gettext
+from flask_babel import lazy_gettext as _l
+from flask_wtf import FlaskForm
+from wtforms import HiddenField, PasswordField, StringField
+from wtforms.validators import DataRequired, Length
+
+from aijobs.errors import ApiError
+from aijobs.web.auth import LONGEST_PASSWORD, current_operator, sign_in, sign_out
+from aijobs.web.console import blueprint
+from aijobs.web.console.pages import known_page
+
+_CHOSEN = ("language", "theme")
+"""What somebody chose before signing in, and keeps."""
+
+
+class SignInForm(FlaskForm):
+    """Who wants to come in, and where to."""
+
+    next = HiddenField()
+    username = StringField(
+        _l("User name"),
+        [DataRequired(_l("Please fill this in.")), Length(max=100)],
+        render_kw={"autocomplete": "username", "autofocus": True, "autocapitalize": "none", "spellcheck": "false"},
+    )
+    password = PasswordField(
+        _l("Password"),
+        [DataRequired(_l("Please fill this in.")), Length(max=LONGEST_PASSWORD)],
+        render_kw={"autocomplete": "current-password"},
+    )
+
+
+@blueprint.route("/login", methods=["GET", "POST"])
+def login() -> ResponseReturnValue:
+    """The sign-in page; afterwards one is where one wanted to be, if that is a page of ours."""
+    form = SignInForm(next=request.args.get("next", ""))
+    back = known_page(form.next.data)
+    if current_operator() is not None:
+        return redirect(back, 303)
+    if not form.validate_on_submit():
+        return _page(form, 422 if form.is_submitted() else 200)
+    chosen = {name: session[name] for name in _CHOSEN if name in session}
+    try:
+        operator = sign_in(form.username.data or "", form.password.data or "")
+    except ApiError as refused:
+        return _too_often(form, refused)
+    if operator is None:
+        return _page(form, 401, gettext("User name or password is wrong."))
+    session.update(chosen)
+    return redirect(back, 303)
+
+
+@blueprint.post("/logout")
+def logout() -> ResponseReturnValue:
+    """End the session."""
+    chosen = {name: session[name] for name in _CHOSEN if name in session}
+    sign_out()
+    session.update(chosen)
+    return redirect(url_for("console.login"), 303)
+
+
+def _too_often(form: SignInForm, refused: ApiError) -> Response:
+    if refused.code != "RATE_LIMITED":
+        raise refused
+    seconds = math.ceil(refused.retry_after.total_seconds()) if refused.retry_after else 60
+    minutes = max(1, math.ceil(seconds / 60))
+    response = _page(form, 429, gettext("Too many wrong attempts. Please wait %(n)s min.", n=minutes))
+    response.headers["Retry-After"] = str(seconds)
+    return response
+
+
+def _page(form: SignInForm, status: int, problem: str | None = None) -> Response:
+    form.next.data = known_page(form.next.data)
+    return make_response(render_template("console/session/new.html", form=form, problem=problem), status)

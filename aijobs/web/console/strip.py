@@ -1,0 +1,141 @@
+"""The delivery strip: where a job is between its commit and its result, and when it got there.
+
+Six stations. Each is done, now (the job is here), ahead, skipped (it never came here), gap (it should be further),
+failed or stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from flask_babel import gettext
+
+from aijobs.jobs.status import CANCELLED, FAILED, SUCCEEDED
+from aijobs.monitor.views import HistoryEntry, JobDetail, WorkerRow
+from aijobs.outbox.models import DEAD, PUBLISHED
+from aijobs.web.console.waits import due_at, enqueue_event, lease_expired
+from aijobs.web.console.words import worker_name
+
+OVERDUE = timedelta(seconds=30)
+"""How long something may lie at a station that is passed in a second or two."""
+
+
+@dataclass(frozen=True)
+class Station:
+    """One station. `took`: since the station before that was reached."""
+
+    name: str
+    label: str
+    step: str
+    at: datetime | None = None
+    note: str = ""
+    took: timedelta | None = None
+
+
+def build_strip(detail: JobDetail, holder: WorkerRow | None, lease_grace: timedelta) -> list[Station]:
+    """The strip of a job; `holder` is the worker that has its lease, where its heartbeat was looked up."""
+    stations = [
+        Station("committed", gettext("Committed"), "done", detail.job.created_at),
+        _outbox(detail),
+        _broker(detail),
+        _lease(detail, holder, lease_grace),
+        _answer(detail),
+        _result(detail),
+    ]
+    return _with_durations(stations)
+
+
+def last(detail: JobDetail, event_type: str) -> HistoryEntry | None:
+    """The newest history row of a type."""
+    return next((entry for entry in reversed(detail.history) if entry.type == event_type), None)
+
+
+def _waits(detail: JobDetail) -> bool:
+    return not detail.job.final and detail.job.locked_by is None
+
+
+def _outbox(detail: JobDetail) -> Station:
+    event, label = enqueue_event(detail), gettext("Outbox")
+    if event is None:
+        return Station("outbox", label, "gap", note=gettext("No event"))
+    if event.status == DEAD:
+        return Station("outbox", label, "failed", event.created_at, gettext("Dead"))
+    if event.status == PUBLISHED or not _waits(detail):
+        return Station("outbox", label, "done", event.created_at)
+    if event.available_at > detail.read_at:
+        return Station("outbox", label, "now", event.available_at, gettext("Attempt %(n)s due", n=_next_attempt(detail)))
+    if event.last_sent_at is not None:
+        return Station("outbox", label, "done", event.created_at)
+    late = detail.read_at - event.available_at > OVERDUE
+    return Station("outbox", label, "gap" if late else "now", event.available_at, gettext("Not sent yet"))
+
+
+def _broker(detail: JobDetail) -> Station:
+    event, label = enqueue_event(detail), gettext("Broker")
+    sent = event.last_sent_at or event.published_at if event else None
+    if not _waits(detail):
+        reached = sent is not None or last(detail, "locked") is not None
+        return Station("broker", label, "done" if reached else "skipped", sent)
+    if sent is None or (event and event.available_at > detail.read_at):
+        return Station("broker", label, "ahead")
+    late = detail.read_at - max(due_at(detail), sent) > OVERDUE
+    note = gettext("Waits for a worker")
+    if event and event.redrives:
+        note = gettext("Sent again %(n)s times", n=event.redrives)
+    return Station("broker", label, "gap" if late else "now", sent, note)
+
+
+def _lease(detail: JobDetail, holder: WorkerRow | None, grace: timedelta) -> Station:
+    label, locked = gettext("Leased"), last(detail, "locked")
+    if _waits(detail):
+        return Station("leased", label, "ahead")
+    if locked is None:
+        return Station("leased", label, "skipped")
+    who = worker_name(locked.instance)
+    if detail.job.final:
+        return Station("leased", label, "done", locked.at, who)
+    if lease_expired(detail, grace):
+        return Station("leased", label, "gap", detail.job.lock_until, gettext("%(worker)s: lease ran out", worker=who))
+    if holder is not None and holder.age_s is not None:
+        who = gettext("%(worker)s, heartbeat %(n)s s ago", worker=who, n=int(holder.age_s))
+    return Station("leased", label, "now", locked.at, who)
+
+
+def _answer(detail: JobDetail) -> Station:
+    label, saved = gettext("Answer saved"), last(detail, "output_saved")
+    if saved is not None:
+        return Station("answer", label, "done", saved.at)
+    return Station("answer", label, "skipped" if detail.job.final else "ahead")
+
+
+def _result(detail: JobDetail) -> Station:
+    job = detail.job
+    steps = {
+        SUCCEEDED: ("done", gettext("Result committed")),
+        FAILED: ("failed", gettext("Failed")),
+        CANCELLED: ("stopped", gettext("Cancelled")),
+    }
+    step, label = steps.get(job.lifecycle_status, ("ahead", gettext("Result committed")))
+    note = ""
+    if job.lifecycle_status == SUCCEEDED:
+        note = gettext("%(n)s artifacts", n=job.artifact_count)
+    elif job.lifecycle_status == FAILED:
+        note = job.error_code or ""
+    return Station("result", label, step, job.finished_at, note)
+
+
+def _with_durations(stations: list[Station]) -> list[Station]:
+    timed, before = [], None
+    for station in stations:
+        passed = station.step in ("done", "now", "failed", "stopped") and station.at is not None
+        if passed and before is not None and station.at is not None and station.at >= before:
+            station = replace(station, took=station.at - before)
+        if passed:
+            before = station.at
+        timed.append(station)
+    return timed
+
+
+def _next_attempt(detail: JobDetail) -> int:
+    return detail.job.attempt_no + 1

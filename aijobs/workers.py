@@ -1,0 +1,51 @@
+"""What `huey_consumer` runs: `aijobs.workers.interactive`, `.background` and `.maintenance`.
+
+Importing this needs neither database nor broker nor settings; a consumer reads them when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import OperationalError
+
+from aijobs.definitions.definition import BACKGROUND, INTERACTIVE, MAINTENANCE_QUEUE
+from aijobs.errors import SettingsError
+from aijobs.queues.crew import Crew
+from aijobs.queues.hueys import AiJobsHuey
+from aijobs.wiring import build_job_crew, build_maintenance_crew, build_services
+
+
+@contextmanager
+def _database_must_answer() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        kind = type(error.orig).__name__
+        raise SettingsError(f"the database at AIJOBS_DATABASE_URL doesn't answer ({kind})") from None
+
+
+def _build_jobs(queue: AiJobsHuey) -> Crew:
+    with _database_must_answer():
+        return build_job_crew(build_services(queue.settings), queue.queue_name, queue.abandon)
+
+
+def _build_passes(queue: AiJobsHuey) -> Crew:
+    with _database_must_answer():
+        return build_maintenance_crew(build_services(queue.settings))
+
+
+interactive = AiJobsHuey(INTERACTIVE.queue_name, _build_jobs)
+background = AiJobsHuey(BACKGROUND.queue_name, _build_jobs)
+maintenance = AiJobsHuey(MAINTENANCE_QUEUE, _build_passes)
+
+interactive.add_job_task()
+background.add_job_task()
+
+# How often each comes stands in the settings. The scheduler runs them itself, a thread each.
+maintenance.add_pass("dispatcher")
+maintenance.add_pass("claim_release")
+maintenance.add_pass("reaper")
+maintenance.add_pass("redrive")
+maintenance.add_pass("snapshot_cleanup")

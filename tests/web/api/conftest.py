@@ -1,0 +1,94 @@
+"""The web application over a migrated database and a real broker, and people who ask it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from aijobs.db import Database
+from aijobs.settings import KeyRing, Settings
+from aijobs.web.auth import hash_password, make_operator_token
+from aijobs.web.factory import create_app
+from aijobs.web.models import Operator, OperatorToken
+from aijobs.wiring import Services, build_services
+from tests.support.processes import Run
+from tests.support.rows import BEGIN, add, prepare_database
+
+SECRET = "j" * 32
+PASSWORD = "correct horse"
+PASSWORD_HASH = hash_password(PASSWORD)
+
+
+@pytest.fixture
+def settings(create_sqlite_database: Callable[..., str], redis_url: str, run: Run) -> Settings:
+    return Settings(
+        instance_path=run.new_folder("web"),
+        database_url=create_sqlite_database(prepare_database),
+        redis_url=redis_url,
+        secret_key="s" * 32,
+        jwt_secret=SECRET,
+        message_keys=KeyRing((("k1", b"m" * 32),)),
+    )
+
+
+@pytest.fixture
+def services(settings: Settings) -> Iterator[Services]:
+    services = build_services(settings)
+    yield services
+    services.database.dispose()
+    services.broker.client.close()
+
+
+@pytest.fixture
+def database(services: Services) -> Database:
+    return services.database
+
+
+@pytest.fixture
+def app(services: Services) -> Flask:
+    return create_app(services=services)
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+def user_token(sub: Any = "u1", **claims: Any) -> str:
+    """A token of the learning app."""
+    return jwt.encode({"sub": sub, "exp": time.time() + 600, **claims}, SECRET, "HS256")
+
+
+def as_user(sub: str = "u1") -> dict[str, str]:
+    """The header of a user's request."""
+    return {"Authorization": f"Bearer {user_token(sub)}"}
+
+
+@dataclass(frozen=True)
+class Person:
+    """An operator and the header of his token's requests."""
+
+    username: str
+    headers: dict[str, str]
+
+
+@pytest.fixture
+def operator(database: Database) -> Callable[[str], Person]:
+    """`operator(role)`: somebody with that role and a token."""
+
+    def make(role: str) -> Person:
+        username = f"{role.lower()}-{time.monotonic_ns()}"
+        row = Operator(username=username, password_hash=PASSWORD_HASH, role=role, created_at=BEGIN)
+        token, digest = make_operator_token()
+        add(database, row)
+        add(database, OperatorToken(operator_id=row.id, token_hash=digest, label="test", created_at=BEGIN))
+        return Person(username, {"Authorization": f"Bearer {token}"})
+
+    return make
