@@ -51,9 +51,7 @@ def socket_of(broker_url: str) -> Path:
 
 
 def start_keeper(processes: Processes, instance: Path) -> tuple[Program, psutil.Process]:
-    keeper = processes.spawn(
-        [sys.executable, "-c", KEEPER, instance], name="keeper", env={"TMPDIR": str(instance)}
-    )
+    keeper = processes.spawn([sys.executable, "-c", KEEPER, instance], name="keeper", env={"TMPDIR": str(instance)})
     said = keeper.wait_for_output("started", timeout=30)
     return keeper, psutil.Process(int(said.split()[-1]))
 
