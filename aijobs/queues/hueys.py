@@ -14,7 +14,7 @@ from huey.registry import Message
 from huey.serializer import Serializer
 from huey.storage import PriorityRedisStorage
 
-from aijobs.errors import AijobsError, SettingsError
+from aijobs.errors import AijobsError
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.beat import Every, where
 from aijobs.queues.broker import huey_name
@@ -76,7 +76,8 @@ class QueueStorage(PriorityRedisStorage):
 class AiJobsHuey(PriorityRedisHuey):
     """A queue. Reads the settings and connects when it is first used, not when it is made.
 
-    `build_crew(queue)` is called when a consumer starts; it may raise `SettingsError`.
+    `build_crew(queue)` is called when a consumer starts. An `AijobsError` that it raises (a setting, the schema,
+    a definition) ends the process with that one line.
     """
 
     def __init__(
@@ -189,14 +190,13 @@ class AiJobsHuey(PriorityRedisHuey):
         raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")
 
     def create_consumer(self, **options: Any) -> Any:
-        """What `huey_consumer` runs. Ends the process with one line and code 1 where the settings don't
-        allow it."""
+        """What `huey_consumer` runs. Ends the process with one line and code 1 where it couldn't do right."""
         try:
             configure_logs(self.settings)
             fitted = fit_options(options, self.settings)
             check_broker(self.settings)
             crew = self.gather_crew()
-        except SettingsError as error:
+        except AijobsError as error:
             sys.exit(f"aijobs: {error}")
         consumer = AiJobsConsumer(self, crew, **fitted)
         self._abandon = consumer.abandon

@@ -65,7 +65,16 @@ def build_jobs(queue: AiJobsHuey) -> Crew:
     if os.environ.get("QUEUE_APP_SCHEMA") == "old":
         raise SettingsError("the schema is old: run `aijobs db upgrade`")
     register = Register(queue)
-    return Crew(run_job=register.run_job, start=lambda: note("crew started"), drain=register.drain)
+
+    def breaks() -> None:
+        raise ValueError("canary-of-content")
+
+    return Crew(
+        run_job=register.run_job,
+        start=lambda: note("crew started"),
+        catch_up=[breaks, lambda: Path(os.environ["QUEUE_APP_DIARY"]).with_name("caught-up").touch()],
+        drain=register.drain,
+    )
 
 
 def build_passes(queue: AiJobsHuey) -> Crew:

@@ -274,6 +274,19 @@ def test_a_process_that_is_given_up_releases_what_it_holds_and_ends_with_75(stag
     assert len(events(consumer, "consumer.abandoned")) == 1
 
 
+def test_a_first_look_that_breaks_is_told_and_neither_the_next_one_nor_the_jobs_wait(stage: Stage) -> None:
+    consumer = stage.start_and_wait()
+
+    message = stage.send()
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    caught_up = Path(stage.env["QUEUE_APP_DIARY"]).with_name("caught-up")
+    poll(caught_up.exists, what="the second look")
+    (failed,) = events(consumer, "consumer.catch_up_failed")
+    assert failed["error"] == "ValueError"
+    assert "canary-of-content" not in consumer.output
+
+
 def test_sighup_starts_the_process_afresh_under_its_pid(stage: Stage) -> None:
     consumer = stage.start_and_wait()
     stage.wait_for("crew started")
