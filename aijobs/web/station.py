@@ -133,7 +133,8 @@ def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
             return socket.create_server((host, number), family=_family(host), backlog=512)
         except OSError as error:
             refusal = error
-    raise AijobsError(f"can't listen on {host}:{port}: {refusal.strerror}")
+    why = os.strerror(refusal.errno) if (refusal.errno or 0) > 0 else refusal.strerror
+    raise AijobsError(f"can't listen on {host}:{port}: {why}")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -115,13 +115,37 @@ def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, proc
         "import sys; from aijobs.db import build_engine; from aijobs.schema import upgrade;"
         "upgrade(build_engine(sys.argv[1])); print('up')"
     )
-    programs = [
-        processes.spawn([sys.executable, "-c", code, database_url], name=f"upgrade-{i}") for i in range(3)
-    ]
+    programs = [processes.spawn([sys.executable, "-c", code, database_url], name=f"upgrade-{i}") for i in range(3)]
     assert [program.wait(timeout=60) for program in programs] == [0, 0, 0]
     engine = build_engine(database_url)
     assert read_revision(engine) == HEAD
     assert set(_describe(engine)) == set(Base.metadata.tables)
+    engine.dispose()
+
+
+def test_flask_migrate_upgrades_with_the_same_folder_and_finds_nothing_left_to_do(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    env = clean_environment(
+        {
+            "AIJOBS_DATABASE_URL": sqlite_url,
+            "AIJOBS_REDIS_URL": "redis://127.0.0.1:1/0",
+            "AIJOBS_INSTANCE_PATH": str(tmp_path),
+        }
+    )
+    for step, said in (("upgrade", ""), ("current", f"{HEAD} (head)"), ("check", "No new upgrade operations")):
+        done = subprocess.run(
+            [sys.executable, "-m", "flask", "--app", "aijobs.web.factory:create_app", "db", step],
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout + done.stderr
+    engine = build_engine(sqlite_url)
+    assert read_revision(engine) == HEAD
     engine.dispose()
 
 
@@ -179,9 +203,7 @@ def test_every_mariadb_table_and_column_is_utf8mb4_and_compares_byte_by_byte(
         return
     with engine.begin() as connection:
         # A database that was made carelessly: the tables must not inherit its character set.
-        connection.execute(
-            text(f"ALTER DATABASE {engine.url.database} CHARACTER SET latin1 COLLATE latin1_swedish_ci")
-        )
+        connection.execute(text(f"ALTER DATABASE {engine.url.database} CHARACTER SET latin1 COLLATE latin1_swedish_ci"))
     upgrade(engine)
     with engine.connect() as connection:
         columns = connection.execute(
@@ -276,9 +298,7 @@ def test_a_drifted_column_type_is_noticed(sqlite_url: str) -> None:
     Table("t", drifted, Column("id", Key(36), primary_key=True), Column("at", UtcDateTime()))
     drifted.create_all(engine)
     other = MetaData()
-    Table(
-        "t", other, Column("id", Key(40), primary_key=True), Column("at", UtcDateTime()), Column("x", Key(3))
-    )
+    Table("t", other, Column("id", Key(40), primary_key=True), Column("at", UtcDateTime()), Column("x", Key(3)))
     with engine.connect() as connection:
         found = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), other)
     assert len(found) == 2

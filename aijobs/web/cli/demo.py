@@ -198,7 +198,7 @@ def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
 
 def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_s: float, work_s: float) -> None:
     terminal.say(f"Took {whole_s:.1f} s, {work_s:.1f} s of it from the request to the cards.")
-    terminal.say("Made by rules from the text, without an AI model, unless a provider is configured.")
+    terminal.say("Made by rules from the text, no AI model.")
     where = settings.instance_path / "aijobs.db"
     kept = f" The cards are kept in {shown_path(where)}." if settings.database_url.endswith(str(where)) else ""
     terminal.say(f"See it in the console: `make run` (or `aijobs up`), then /console/jobs/<id>.{kept}")

@@ -1,0 +1,37 @@
+"""`aijobs demo` with real processes: cards in both languages, with the quotes they come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from aijobs.web.cli.terminal import cells
+from tests.support.processes import Run, clean_environment
+
+AIJOBS = str(Path(sys.executable).with_name("aijobs"))
+
+
+def test_the_demo_prints_english_and_chinese_cards_and_ends_everything(run: Run) -> None:
+    instance = run.new_folder("demo")
+    done = subprocess.run(
+        [AIJOBS, "demo"],
+        env=clean_environment({"AIJOBS_INSTANCE_PATH": str(instance)}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    said = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Photosynthesis" in said
+    assert "光合作用" in said
+    quotes = [line for line in said.splitlines() if line.strip().startswith("> “")]
+    assert any("光" in quote for quote in quotes)
+    assert any("light" in quote for quote in quotes)
+    assert len(quotes) >= 10
+    assert max(cells(line) for line in said.splitlines() if line.startswith("     ")) <= 80
+    assert "make run" in said
+    assert "/console/jobs/" in said
+    assert "\x1b" not in said  # no terminal, no colours
+    assert not (instance / "broker.json").exists()
+    assert (instance / "aijobs.db").stat().st_size > 0
