@@ -52,20 +52,20 @@ NAMING = {
 }
 
 MARIADB_COLLATION = "utf8mb4_nopad_bin"
-TABLE_OPTIONS = {"mysql_charset": "utf8mb4", "mysql_collate": MARIADB_COLLATION, "mysql_engine": "InnoDB"}
+TABLE_OPTIONS = {
+    # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
+    f"{dialect}_{option}": value
+    for dialect in ("mysql", "mariadb")
+    for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
+}
+"""What every table asks of MariaDB, so that they are alike whatever the server's defaults are."""
 
 
 class Base(DeclarativeBase):
     """The root of all models."""
 
     metadata = MetaData(naming_convention=NAMING)
-    # `ai_jobs` is named first on MariaDB, so that its tables are created with one character set whatever the server's.
-    # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
-    __table_args__ = {
-        f"{dialect}_{option}": value
-        for dialect in ("mysql", "mariadb")
-        for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
-    }
+    __table_args__: Any = TABLE_OPTIONS
 
 
 def _is_mysql(dialect: Dialect) -> bool:
