@@ -52,7 +52,7 @@ def wants_fragment() -> bool:
     return bool(asked) and not asked.boosted and not asked.history_restore_request
 
 
-def render(page: str, fragment: str, **context: Any) -> str:
+def render(page: str, fragment: str, /, **context: Any) -> str:
     """The page, or the fragment that it includes."""
     return render_template(fragment if wants_fragment() else page, **context)
 
