@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
 from aijobs.db import Clock, Database, read_clock
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
-from aijobs.errors import ApiError
+from aijobs.errors import ApiError, InputInvalid
 from aijobs.job_types.flashcard_generation import JOB_TYPE
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput
@@ -85,13 +86,15 @@ class FlashcardService:
         """
         source = body.get("source")
         note = source.get("id") if isinstance(source, Mapping) else None
+        if isinstance(note, str) and (fault := identifier_fault(note)):
+            raise InputInvalid([("source.id", fault)])
         return self._jobs.create_job(
             CreateJobInput(
                 user_id=user_id,
                 job_type=JOB_TYPE,
                 target_type=TARGET_TYPE,
                 # What isn't a text is named by the input's schema, as `source.id`.
-                target_id=note if isinstance(note, str) and note else "-",
+                target_id=note if isinstance(note, str) else "-",
                 input=body,
                 idempotency_key=idempotency_key,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
+from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
 from aijobs.definitions.definition import QUEUES
 from aijobs.definitions.registry import JOB_TYPE, job_type_name
@@ -106,20 +106,6 @@ def _successor(start: str) -> str | None:
             following = 0xE000 if last == 0xD7FF else last + 1
             return start[:-1] + chr(following)
         start = start[:-1]
-    return None
-
-
-def identifier_fault(text: str, longest: int = 255) -> str | None:
-    """What is wrong with an identifier (user id, target id, idempotency key), or None.
-
-    1 to `longest` characters, none of them a control character or half of a surrogate pair, no space at either end.
-    """
-    if not 1 <= len(text) <= longest:
-        return f"must have 1 to {longest} characters"
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        return "must not hold control characters"
-    if text != text.strip():
-        return "must not begin or end with a space"
     return None
 
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import Any
 
 from flask import request
 
+from aijobs.canonical import MAX_INTEGER, find_faults, identifier_fault
 from aijobs.errors import ApiError, InputInvalid
-from aijobs.monitor.filters import identifier_fault
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 
 DEEPEST = 32
 """How deep a body may nest."""
-LARGEST = 2**53 - 1
-"""The largest integer that every JSON reader reads as written."""
 MOST_FAULTS = 20
+LONGEST_PATH = 200
 LONGEST_REASON = 1000
 
 # A string (also one that does not end), or a bracket. Possessive, so that no text makes it slow.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class _TooLarge:
-    """Stands for an integer that is too long to be made into one."""
 
 
 # --- bodies --------------------------------------------------------------------------------------------------
@@ -44,12 +38,21 @@ def read_json_object() -> dict[str, Any]:
         raise ApiError("UNSUPPORTED_MEDIA_TYPE")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError("UNSUPPORTED_MEDIA_TYPE")
-    return parse_json_object(request.get_data())
+    return parse_json_object(_read_body())
+
+
+def _read_body() -> bytes:
+    """The whole body; `PAYLOAD_TOO_LARGE` for one that was cut at the limit, as one of unknown length is."""
+    data = request.get_data()
+    limit = request.max_content_length
+    if request.content_length is None and limit is not None and len(data) >= limit:
+        raise ApiError("PAYLOAD_TOO_LARGE")
+    return data
 
 
 def read_optional_object(allowed: Collection[str]) -> dict[str, Any]:
     """As `read_json_object`, but no body at all is an empty object; other fields than `allowed` are refused."""
-    found = read_json_object() if request.get_data() else {}
+    found = read_json_object() if _read_body() else {}
     unknown = [(name[:100], "unknown field") for name in found if name not in allowed]
     if unknown:
         raise InputInvalid(unknown[:MOST_FAULTS])
@@ -70,11 +73,7 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         raise _unreadable("not_json") from None
     if not isinstance(value, dict):
         raise _unreadable("not_an_object")
-    faults = []
-    for fault in _find_faults(value):
-        faults.append(fault)
-        if len(faults) == MOST_FAULTS:
-            break
+    faults = [(path[:LONGEST_PATH] or "(body)", fault) for path, fault in islice(find_faults(value), MOST_FAULTS)]
     if faults:
         raise InputInvalid(faults)
     return value
@@ -104,7 +103,7 @@ def _no_constant(name: str) -> Any:
 
 def _parse_int(digits: str) -> Any:
     # Making an integer of many digits takes long, and is refused by Python beyond some thousand.
-    return int(digits) if len(digits) <= 20 else _TooLarge()
+    return int(digits) if len(digits) <= 20 else MAX_INTEGER + 1
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,37 +111,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise _unreadable("duplicate_key")
     return found
-
-
-def _find_faults(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each place in `value` that no database or other reader could keep as it is."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            where = f"{path}.{key}" if path else key
-            fault = _text_fault(key)
-            if fault:
-                yield (path or "(name)", f"a field's name {fault}")
-            else:
-                yield from _find_faults(inner, where[:200])
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _find_faults(inner, f"{path}[{index}]")
-    elif isinstance(value, str):
-        fault = _text_fault(value)
-        if fault:
-            yield (path, fault)
-    elif isinstance(value, _TooLarge) or (isinstance(value, int) and abs(value) > LARGEST):
-        yield (path, "must be an integer between -(2^53-1) and 2^53-1")
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield (path, "must be a finite number")
-
-
-def _text_fault(text: str) -> str | None:
-    if "\0" in text:
-        return "must not hold a NUL character"
-    if _SURROGATE.search(text):
-        return "must not hold half of a surrogate pair"
-    return None
 
 
 def read_reason(body: Mapping[str, Any], *, required: bool) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jwt
 from flask import g, request
 
+from aijobs.canonical import identifier_fault
 from aijobs.errors import ApiError
-from aijobs.monitor.filters import identifier_fault
 from aijobs.settings import Settings
 from aijobs.web.auth import bearer_token
 from aijobs.web.context import services

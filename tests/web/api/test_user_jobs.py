@@ -120,9 +120,7 @@ CANARIES = {
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "succeeded", "failed", "cancelled"])
-def test_nothing_private_leaves_in_body_headers_or_errors(
-    client: FlaskClient, database: Database, state: str
-) -> None:
+def test_nothing_private_leaves_in_body_headers_or_errors(client: FlaskClient, database: Database, state: str) -> None:
     fields = {"queued": {}, "running": held()}.get(state) or (ended(state) if state != "queued" else {})
     if state == "running":
         fields["locked_by"] = CANARIES["holder"]

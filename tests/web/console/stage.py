@@ -21,7 +21,8 @@ from aijobs.schema import upgrade
 from aijobs.settings import Settings
 from aijobs.web.auth import hash_password
 from aijobs.web.models import Operator
-from aijobs.wiring import Services, build_engine as build_job_engine
+from aijobs.wiring import Services
+from aijobs.wiring import build_engine as build_job_engine
 
 PASSWORD = "correct horse battery"
 PASSWORD_HASH = hash_password(PASSWORD)
@@ -66,11 +67,13 @@ class Stage:
     def run(self, job_id: str) -> str:
         """Let the worker have the job's next attempt; the engine's word for what came of it."""
         with self.services.database.transaction() as session:
-            session.execute(update(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).values(available_at=utc_now()))
             session.execute(
-                update(AiJob).where(AiJob.id == job_id, AiJob.next_attempt_at.is_not(None)).values(
-                    next_attempt_at=utc_now() - timedelta(seconds=1)
-                )
+                update(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).values(available_at=utc_now())
+            )
+            session.execute(
+                update(AiJob)
+                .where(AiJob.id == job_id, AiJob.next_attempt_at.is_not(None))
+                .values(next_attempt_at=utc_now() - timedelta(seconds=1))
             )
         self.deliver(job_id)
         return self.engine.execute(JobMessage(job_id, "synthetic", "0" * 64, "2026-01-01T00:00:00.000000Z"))
