@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from types import ModuleType
 
 from aijobs import job_types
 from aijobs.ai.cost import CostCalculator
@@ -17,8 +16,7 @@ from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
 from aijobs.db import Clock, Database, DatabaseClock
-from aijobs.definitions.definition import JobDefinition
-from aijobs.definitions.projector import ResultProjector
+from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
@@ -27,7 +25,6 @@ from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
-from aijobs.errors import BrokerUnavailable
 from aijobs.events import EventBus
 from aijobs.ids import InstanceId
 from aijobs.jobs.lifecycle import Lease, LifecycleRepository
@@ -35,7 +32,6 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.learning.flashcards import FlashcardProjector, FlashcardService
-from aijobs.logs import Outage, get_logger
 from aijobs.monitor.monitor import Monitor
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
@@ -44,15 +40,11 @@ from aijobs.queues.crew import Crew, Pass
 from aijobs.queues.message import OutgoingMessage
 from aijobs.queues.presence import Presence, PresenceReader
 from aijobs.schema import check_schema
-from aijobs.settings import PACKAGE, Settings
+from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
-
-logger = get_logger(__name__)
-
-PROMPTS = PACKAGE / "job_types" / "prompts"
 
 
 @dataclass(frozen=True)
@@ -91,8 +83,9 @@ def build_services(
     clock = clock or DatabaseClock()
     broker = broker or RedisBroker.from_settings(settings)
     presence = PresenceReader(broker.client)
-    prompts = PromptTemplates([PROMPTS])
-    registry = build_registry(clock, prompts, production=settings.production)
+    modules = find_job_types(job_types)
+    prompts = PromptTemplates(prompt_folders(modules))
+    registry = build_registry(clock, prompts, modules, production=settings.production)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
@@ -127,43 +120,24 @@ def build_services(
     )
 
 
-def build_registry(clock: Clock, prompts: PromptTemplates, *, production: bool) -> JobDefinitionRegistry:
+def build_registry(
+    clock: Clock, prompts: PromptTemplates, modules: Iterable[ModuleType], *, production: bool
+) -> JobDefinitionRegistry:
     """All job types and projectors there are, checked."""
     registry = JobDefinitionRegistry(prompts.exists)
-    definitions, projectors = discover()
-    for projector in [FlashcardProjector(clock), *projectors]:
-        registry.register_projector(projector)
-    registry.load(definitions, production=production)
+    registry.register_projector(FlashcardProjector(clock))
+    registry.load(modules, production=production)
     return registry
 
 
-def discover() -> tuple[list[JobDefinition], list[ResultProjector]]:
-    """The definitions of the modules in `job_types`, and those projectors that need nothing to be made."""
-    definitions, projectors = [], []
-    for found in pkgutil.iter_modules(job_types.__path__):
-        module = importlib.import_module(f"{job_types.__name__}.{found.name}")
-        definitions.append(module.DEFINITION)
-        if hasattr(module, "PROJECTOR"):
-            projectors.append(module.PROJECTOR)
-    return definitions, projectors
-
-
 def _withdraw(broker: RedisBroker) -> Callable[[AiJob, OutgoingMessage | None], None]:
-    """What follows a cancel that was requested: a hint for the worker, and a waiting message taken back."""
-
-    outage = Outage(logger, "withdraw.broker")
+    """What follows a cancel that was requested: a hint for the worker, or the waiting message taken back."""
 
     def withdraw(job: AiJob, waiting: OutgoingMessage | None) -> None:
         if job.locked_by is not None:
             broker.hint_cancel(job.id)
         elif waiting is not None:
-            try:
-                broker.remove(waiting)
-            except BrokerUnavailable as error:
-                # The message stays and is dropped by whoever pops it: the job is final.
-                outage.failed(error)
-            else:
-                outage.worked()
+            broker.remove(waiting)
 
     return withdraw
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from importlib.metadata import entry_points
+from types import ModuleType
 
 from pydantic import BaseModel
 
@@ -19,7 +19,6 @@ from aijobs.definitions.projector import ResultProjector
 
 JOB_TYPE = re.compile(r"[a-z][a-z0-9_]{1,63}")
 TIMEOUT_MS = (1_000, 600_000)
-ENTRY_POINT_GROUP = "aijobs.job_types"
 
 
 def job_type_name(spelling: str) -> str:
@@ -75,12 +74,18 @@ class JobDefinitionRegistry:
         except KeyError:
             raise errors.UnknownProjector(f"unknown projector {key!r}") from None
 
-    def load(self, definitions: Iterable[JobDefinition], *, production: bool) -> None:
-        """Register `definitions` and those of installed plug-ins, but for the ones not meant for production."""
-        found = [*definitions, *_plugged_in()]
-        for definition in found:
-            if definition.production or not production:
-                self.register(definition)
+    def load(self, modules: Iterable[ModuleType], *, production: bool) -> None:
+        """Register the definitions of these modules and the projectors that they bring.
+
+        In production those not meant for it are left out.
+        """
+        for module in modules:
+            definition: JobDefinition = module.DEFINITION
+            if production and not definition.production:
+                continue
+            if hasattr(module, "PROJECTOR"):
+                self.register_projector(module.PROJECTOR)
+            self.register(definition)
 
     def _check_references(self, d: JobDefinition) -> None:
         if d.projector is not None and d.projector not in self._projectors:
@@ -89,17 +94,6 @@ class JobDefinitionRegistry:
             raise errors.UnknownPrompt(f"{d.job_type}: name a prompt, or a script for a type that asks no provider")
         if d.prompt is not None and not self._prompt_exists(d.prompt.name, d.prompt.version):
             raise errors.UnknownPrompt(f"{d.job_type}: there is no prompt {d.prompt.name}/{d.prompt.version}")
-
-
-def _plugged_in() -> list[JobDefinition]:
-    """The definitions that installed packages offer; one that can't be loaded stops the start with its name."""
-    found = []
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        loaded = point.load()
-        if not isinstance(loaded, JobDefinition):
-            raise errors.DefinitionError(f"entry point {point.name!r} ({point.value}) is not a JobDefinition")
-        found.append(loaded)
-    return found
 
 
 def _check_name(d: JobDefinition) -> None:

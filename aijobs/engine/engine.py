@@ -24,7 +24,7 @@ from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
 from aijobs.errors import CancelRequested, JobError, LifecycleError
 from aijobs.events import EventBus
 from aijobs.jobs.lifecycle import LifecycleRepository
-from aijobs.logs import get_logger
+from aijobs.logs import Outage, get_logger
 from aijobs.queues.message import JobMessage
 
 logger = get_logger(__name__)
@@ -64,6 +64,7 @@ class ExecutionEngine:
         self._guard = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._draining = False
+        self._outage = Outage(logger, "engine.database")
         self._watcher = watcher(self)
 
     def start(self) -> None:
@@ -83,7 +84,7 @@ class ExecutionEngine:
         """
         if self._draining:
             return NOT_TAKEN
-        run = self._prepare.take(message)
+        run = self._take(message)
         if run is None:
             return NOT_TAKEN
         with self._guard:
@@ -93,6 +94,16 @@ class ExecutionEngine:
         run.ended.wait()
         self._presence.finished(run.claim.job_id)
         return run.outcome
+
+    def _take(self, message: JobMessage) -> Run | None:
+        try:
+            run = self._prepare.take(message)
+        except Exception as error:
+            # The message is gone, the job waits as before, and the re-drive sends it again.
+            self._outage.failed(error)
+            return None
+        self._outage.worked()
+        return run
 
     # --- one attempt -------------------------------------------------------------------------------------------
 
@@ -111,6 +122,7 @@ class ExecutionEngine:
                 self._runs.pop(run.claim.token, None)
 
     def _walk(self, run: Run) -> None:
+        self._prepare.note_event(run)
         if run.job.output_hash is None:
             resolved = self._resolve.resolve(run)
             self._execute.execute(run, resolved)

@@ -87,18 +87,28 @@ class Watcher:
         return bool(ids) and bool(self._hints.find_cancel_hints(ids))
 
     def look(self) -> None:
-        """One round over the active runs."""
+        """One round over the active runs. What goes wrong with one run keeps no other from its beat."""
         runs = self._active()
         self._forget_all_but(runs)
-        self._end_overdue(runs)
-        self._report_stuck(runs)
+        troubles = [error for run in runs if (error := self._attend(run)) is not None]
         live = [run for run in runs if not run.ended.is_set()]
-        if not live:
-            return
-        self._see_cancels(live)
-        for run in live:
-            if not run.ended.is_set():
+        if live:
+            self._see_cancels(live)
+        if troubles:
+            raise troubles[0]
+
+    def _attend(self, run: Run) -> Exception | None:
+        """End a run that is out of time, report one whose code doesn't return, beat for any other."""
+        try:
+            if run.ended.is_set():
+                self._report_stuck(run)
+            elif run.token.reason == TIMEOUT:
+                self._stop(run, TIMEOUT)
+            else:
                 self._beat(run)
+        except Exception as error:
+            return error
+        return None
 
     def _forget_all_but(self, runs: list[Run]) -> None:
         tokens = {run.claim.token for run in runs}
@@ -106,16 +116,10 @@ class Watcher:
             for token in book.keys() - tokens:
                 del book[token]
 
-    def _end_overdue(self, runs: list[Run]) -> None:
-        for run in runs:
-            if not run.ended.is_set() and run.token.reason == TIMEOUT:
-                self._stop(run, TIMEOUT)
-
-    def _report_stuck(self, runs: list[Run]) -> None:
+    def _report_stuck(self, run: Run) -> None:
         now = time.monotonic()
-        for run in runs:
-            if run.ended.is_set() and now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
-                self._stuck(run)
+        if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
+            self._stuck(run)
 
     def _see_cancels(self, runs: list[Run]) -> None:
         by_id = {run.claim.job_id: run for run in runs}

@@ -7,7 +7,6 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from aijobs.db import Clock, Database
-from aijobs.definitions.definition import JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
@@ -55,17 +54,14 @@ class Prepare:
             fields = job_fields(jobId=message.job_id, jobType=message.job_type)
             logger.info("job.not_taken", reason="held, final, not due, paused, or not there", **fields)
             return None
-        return self._run(job, definition)
+        return Run(job, claim_of(job), definition, CancellationToken(definition.execution.timeout_ms / 1000))
 
-    def _run(self, job: AiJob, definition: JobDefinition) -> Run:
+    def note_event(self, run: Run) -> None:
+        """Learn which outbox event asked for this attempt, and write the line that tells of the lock."""
+        key = enqueue_key(run.job, run.claim.attempt_no)
         with self._database.read() as session:
-            event_id = session.execute(
-                select(OutboxEvent.id).where(OutboxEvent.dedupe_key == enqueue_key(job, job.attempt_no))
-            ).scalar()
-        token = CancellationToken(definition.execution.timeout_ms / 1000)
-        run = Run(job, claim_of(job), definition, token, event_id)
+            run.outbox_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
         logger.info("job.locked", **run.fields())
-        return run
 
     def _leave_unknown(self, message: JobMessage) -> None:
         """Take no lock: the re-drive sends the message again, to a worker that may know the type."""

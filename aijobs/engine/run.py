@@ -31,7 +31,8 @@ class Run:
     claim: Claim
     definition: JobDefinition
     token: CancellationToken
-    outbox_id: str | None
+    outbox_id: str | None = None
+    """The event that asked for this attempt."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     call: OpenCall | None = None
     output: dict[str, Any] | None = None

@@ -19,7 +19,7 @@ from aijobs.ai.models import UserModelCredential
 from aijobs.db import Clock, Database, read_clock, savepoint
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
-from aijobs.errors import ApiError, InputInvalid
+from aijobs.errors import ApiError, InputInvalid, JobGone
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone, QuotaUsage
@@ -234,7 +234,7 @@ class AiJobService:
             if definition is not None and not definition.execution.cancellable:
                 raise ApiError("JOB_NOT_CANCELLABLE")
             waiting = self._waiting_message(job)
-            job = self._lifecycle.request_cancel(job_id, by)
+            job = self._request_cancel(job_id, by)
             if job.cancel_requested_at is not None:
                 logger.info("job.cancel_requested", **self._fields(job))
                 self._withdraw(job, waiting)
@@ -242,6 +242,12 @@ class AiJobService:
         if strict:
             raise ApiError("JOB_ALREADY_CANCELLED" if job.lifecycle_status == CANCELLED else "JOB_NOT_CANCELLABLE")
         return job
+
+    def _request_cancel(self, job_id: str, by: str) -> AiJob:
+        try:
+            return self._lifecycle.request_cancel(job_id, by)
+        except JobGone:
+            raise ApiError("JOB_NOT_FOUND") from None
 
     def _find(self, job_id: str, user_id: str | None) -> AiJob:
         with self._database.read() as session:

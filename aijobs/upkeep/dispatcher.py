@@ -30,7 +30,7 @@ NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
 
 
 class Broker(Protocol):
-    """What the passes need of the broker. Each method raises `BrokerUnavailable` where it can't be reached."""
+    """What the passes need of the broker. `send` and `find_missing` raise `BrokerUnavailable` where it is away."""
 
     def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
         """Add messages that are not there yet; what went wrong with single ones, by event id."""
@@ -41,7 +41,7 @@ class Broker(Protocol):
         ...
 
     def remove(self, message: OutgoingMessage) -> bool:
-        """Take a waiting message out; whether it was there."""
+        """Take a waiting message out; whether it was there. A courtesy that doesn't raise."""
         ...
 
 

@@ -1,0 +1,43 @@
+"""Finding job types: our own modules, and those that installed packages offer.
+
+A job type is a module: `DEFINITION`, `PROJECTOR` where it brings one of its own, and its prompts in the folder
+`prompts` beside it. A package outside names such a module in the entry-point group `aijobs.job_types`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from aijobs.definitions.definition import JobDefinition
+from aijobs.errors import DefinitionError
+
+ENTRY_POINT_GROUP = "aijobs.job_types"
+
+
+def find_job_types(package: ModuleType) -> list[ModuleType]:
+    """The modules in `package`, and those of installed plug-ins; `DefinitionError` names one that is none."""
+    names = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+    modules = [importlib.import_module(name) for name in names]
+    modules += [_plugged_in(point.name, point.value) for point in entry_points(group=ENTRY_POINT_GROUP)]
+    for module in modules:
+        if not isinstance(getattr(module, "DEFINITION", None), JobDefinition):
+            raise DefinitionError(f"{module.__name__} has no DEFINITION that is a JobDefinition")
+    return modules
+
+
+def _plugged_in(name: str, value: str) -> ModuleType:
+    try:
+        return importlib.import_module(value)
+    except ImportError as error:
+        raise DefinitionError(f"the job type {name!r} can't be loaded from {value}: {error}") from error
+
+
+def prompt_folders(modules: Iterable[ModuleType]) -> list[Path]:
+    """The folders that hold these modules' prompts, each once."""
+    folders = [Path(module.__file__).parent / "prompts" for module in modules if module.__file__]
+    return list(dict.fromkeys(folders))
