@@ -1,0 +1,24 @@
+"""What a job's life leaves behind: history rows, numbered without a gap, and one end event."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.jobs import Kit
+
+LIVES = {
+    "queued": ["created"],
+    "running": ["created", "locked"],
+    "retrying": ["created", "locked", "released"],
+    "succeeded": ["created", "locked", "succeeded"],
+    "failed": ["created", "locked", "failed"],
+    "cancelled": ["created", "locked", "cancel_requested", "cancelled"],
+    "cancelled_waiting": ["created", "cancel_requested", "cancelled"],
+    "cancel_requested": ["created", "locked", "cancel_requested"],
+}
+
+
+@pytest.mark.parametrize("state", LIVES)
+def test_each_life_is_told_row_by_row_without_a_gap(kit: Kit, state: str) -> None:
+    job_id, _ = kit.job_in(state)
+    assert kit.types(job_id) == LIVES[state]
