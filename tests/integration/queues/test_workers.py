@@ -1,0 +1,252 @@
+"""The three queues as they are deployed: `huey_consumer aijobs.workers.…` over a real database and broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from aijobs.db import Database
+from aijobs.jobs.models import AiJob, AiJobEvent
+from aijobs.jobs.service import CreateJobInput
+from aijobs.queues.connection import ACL_RULES
+from aijobs.schema import upgrade
+from aijobs.settings import Settings
+from aijobs.wiring import Services, build_services
+from tests.support.messages import SECRET
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Processes, Program, Run, clean_environment
+from tests.support.servers import ValkeyServer
+
+HUEY_CONSUMER = Path(sys.executable).with_name("huey_consumer")
+
+
+def migrate(url: str) -> None:
+    """Bring an empty database to the schema of this code."""
+    database = Database(url)
+    upgrade(database.engine)
+    database.dispose()
+
+
+class Site:
+    """A database, a broker's address, and the consumers that work on them."""
+
+    def __init__(self, processes: Processes, folder: Path, database_url: str, redis_url: str) -> None:
+        self._processes = processes
+        self._folder = folder
+        self.env = {
+            "AIJOBS_INSTANCE_PATH": str(folder),
+            "AIJOBS_DATABASE_URL": database_url,
+            "AIJOBS_REDIS_URL": redis_url,
+            "AIJOBS_MESSAGE_KEYS": f"k1:{SECRET}",
+        }
+        self.services: Services = build_services(Settings.load(self.env))
+
+    def start(self, queue: str, *options: str, **env: str) -> Program:
+        """A consumer that is at work."""
+        consumer = self.spawn(queue, *options, **env)
+        consumer.wait_for_output("Huey consumer started", timeout=30)
+        return consumer
+
+    def spawn(self, queue: str, *options: str, **env: str) -> Program:
+        # From a folder that isn't the project: nothing may hang on where one stands.
+        return self._processes.spawn(
+            [HUEY_CONSUMER, f"aijobs.workers.{queue}", *options],
+            env={**self.env, **env},
+            cwd=self._folder,
+            name=queue,
+        )
+
+    def create(self, *calls: dict[str, Any]) -> str:
+        """A synthetic job; its creator hands its message over, if the broker is there."""
+        made = self.services.jobs.create_job(
+            CreateJobInput("user", "synthetic", "Note", "note-1", {"calls": list(calls) or [{"artifacts": 2}]})
+        )
+        return made.job.id
+
+    def job(self, job_id: str) -> AiJob:
+        with self.services.database.read() as session:
+            job = session.get(AiJob, job_id)
+            assert job is not None
+            return job
+
+    def history(self, job_id: str) -> list[str]:
+        with self.services.database.read() as session:
+            rows = session.execute(select(AiJobEvent.type).where(AiJobEvent.job_id == job_id).order_by(AiJobEvent.seq))
+            return list(rows.scalars())
+
+    def wait_for(self, job_id: str, status: str, timeout: float = 30) -> AiJob:
+        poll(
+            lambda: self.job(job_id).lifecycle_status == status,
+            timeout=timeout,
+            what=f"the job is {status}; its history: {self.history(job_id)}",
+        )
+        return self.job(job_id)
+
+    def active_jobs(self) -> list[str]:
+        return [job_id for worker in self.services.presence.read() for job_id in worker.active_job_ids]
+
+
+@pytest.fixture
+def build_site(
+    processes: Processes, run: Run, create_sqlite_database: Callable[..., str]
+) -> Iterator[Callable[[str], Site]]:
+    """`build_site(redis_url)`: a site over a fresh database."""
+    sites: list[Site] = []
+
+    def build(redis_url: str) -> Site:
+        sites.append(Site(processes, run.new_folder("site"), create_sqlite_database(migrate), redis_url))
+        return sites[-1]
+
+    yield build
+    for site in sites:
+        site.services.database.dispose()
+        site.services.broker.client.close()
+
+
+@pytest.fixture
+def site(build_site: Callable[[str], Site], redis_url: str) -> Site:
+    return build_site(redis_url)
+
+
+def test_importing_the_workers_needs_no_settings_no_database_and_no_broker(processes: Processes, run: Run) -> None:
+    script = (
+        "from aijobs import workers; print(workers.maintenance._registry.periodic_tasks, "
+        "list(workers.interactive._registry._registry), list(workers.background._registry._registry))"
+    )
+    folder = run.new_folder("nothing")
+    env = {"AIJOBS_LEASE_S": "rubbish", "AIJOBS_INSTANCE_PATH": str(folder / "never-made")}
+    program = processes.spawn([sys.executable, "-c", script], env=env)
+
+    assert program.wait(30) == 0
+    for name in ("dispatcher", "reaper", "redrive", "claim_release", "snapshot_cleanup"):
+        assert f"aijobs.workers.{name}:" in program.output
+    assert program.output.count("'aijobs.workers.run_job'") == 2
+    assert list(folder.iterdir()) == []
+
+
+def test_a_job_goes_from_its_creators_hand_to_its_end(site: Site) -> None:
+    consumer = site.start("interactive", "-w", "2")
+
+    job = site.wait_for(site.create(), "succeeded")
+
+    assert (job.artifact_count, job.attempt_no, job.lost_count) == (2, 1, 0)
+    assert site.history(job.id) == ["created", "locked", "succeeded"]
+    assert consumer.stop() == 0
+    assert site.services.presence.read() == []
+
+
+def test_a_job_made_while_the_broker_was_away_is_sent_by_the_dispatcher_once_it_is_back(
+    build_site: Callable[[str], Site], start_valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = start_valkey()
+    site = build_site(server.url)
+    server.stop()
+    maintenance = site.start("maintenance", "-w", "1")
+    worker = site.start("interactive", "-w", "1")
+    job_id = site.create()
+    assert site.history(job_id) == ["created"]
+
+    server.start()
+
+    site.wait_for(job_id, "succeeded")
+    for consumer in (maintenance, worker):
+        assert "Traceback" not in consumer.output
+        assert consumer.stop() == 0
+
+
+def test_what_a_killed_worker_held_is_taken_up_at_once_by_the_next_on_its_host(site: Site) -> None:
+    first = site.start("interactive", "-w", "1")
+    job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
+    site.wait_for(job_id, "running")
+    poll(lambda: site.active_jobs() == [job_id], what="the heartbeat names the job")
+
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    site.start("interactive", "-w", "1")
+    site.start("maintenance")
+
+    job = site.wait_for(job_id, "succeeded")
+    assert (job.attempt_no, job.lost_count) == (2, 1)
+    assert site.history(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
+
+
+def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
+    first = site.start("interactive", "-w", "2", AIJOBS_SHUTDOWN_GRACE_S="1")
+    job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
+    poll(lambda: site.active_jobs() == [job_id], what="the heartbeat names the job")
+
+    assert first.stop() == 0
+    assert site.history(job_id) == ["created", "locked", "released"]
+    assert site.services.presence.read() == []
+    site.start("maintenance")
+    site.start("interactive")
+
+    job = site.wait_for(job_id, "succeeded")
+    assert (job.attempt_no, job.lost_count) == (2, 0)
+
+
+def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServer) -> None:
+    worker = site.start("interactive")
+    blocker = site.create({"sleep_ms": 3000}, {})
+    poll(lambda: site.active_jobs() == [blocker], what="the only worker is busy")
+    job_id = site.create()
+
+    valkey.flush()
+    site.start("maintenance")
+
+    site.wait_for(job_id, "succeeded")
+    assert worker.is_running
+
+
+def test_a_job_runs_under_the_documented_redis_user(
+    build_site: Callable[[str], Site], start_valkey: Callable[..., ValkeyServer]
+) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
+    site = build_site(server.url_for("aijobs", "secret"))
+    consumers = [site.start("interactive"), site.start("maintenance")]
+
+    site.wait_for(site.create(), "succeeded")
+
+    for consumer in consumers:
+        assert consumer.stop() == 0
+    with server.client() as admin:
+        assert admin.acl_log() == []
+
+
+@pytest.mark.parametrize("queue", ["interactive", "maintenance"])
+def test_a_database_without_our_schema_is_refused_in_one_line(
+    site: Site, queue: str, create_sqlite_database: Callable[..., str]
+) -> None:
+    consumer = site.spawn(queue, AIJOBS_DATABASE_URL=create_sqlite_database())
+
+    assert consumer.wait(30) == 1
+    assert consumer.output == "aijobs: the database has no schema yet: run `aijobs db upgrade`\n"
+
+
+def test_a_database_that_does_not_answer_is_refused_in_one_line_without_its_password(site: Site) -> None:
+    url = f"postgresql+psycopg://someone:canary-password@127.0.0.1:{free_port()}/nowhere"
+
+    consumer = site.spawn("background", AIJOBS_DATABASE_URL=url)
+
+    assert consumer.wait(30) == 1
+    (line,) = consumer.output.splitlines()
+    assert line.startswith("aijobs: the database at AIJOBS_DATABASE_URL doesn't answer")
+    assert "canary-password" not in line
+
+
+def test_everything_that_a_consumer_writes_is_a_line_of_json(site: Site) -> None:
+    consumers = [site.start(queue) for queue in ("interactive", "background", "maintenance")]
+    site.wait_for(site.create(), "succeeded")
+
+    for consumer in consumers:
+        assert consumer.stop() == 0
+        assert all(isinstance(json.loads(line), dict) for line in consumer.output.splitlines())
