@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from aijobs.db import Database
 from aijobs.engine.run import Run
@@ -90,25 +91,28 @@ class Watcher:
         """One round over the active runs. What goes wrong with one run keeps no other from its beat."""
         runs = self._active()
         self._forget_all_but(runs)
-        troubles = [error for run in runs if (error := self._attend(run)) is not None]
-        live = [run for run in runs if not run.ended.is_set()]
-        if live:
-            self._see_cancels(live)
-        if troubles:
-            raise troubles[0]
+        troubles = [self._guarded(self._attend, run) for run in runs]
+        live = {run.claim.job_id: run for run in runs if not run.ended.is_set()}
+        troubles += [self._guarded(self._answer, live[job_id], *row) for job_id, *row in self._requests(live)]
+        for trouble in filter(None, troubles):
+            raise trouble
 
-    def _attend(self, run: Run) -> Exception | None:
-        """End a run that is out of time, report one whose code doesn't return, beat for any other."""
+    @staticmethod
+    def _guarded(action: Callable[..., None], run: Run, *args: Any) -> Exception | None:
         try:
-            if run.ended.is_set():
-                self._report_stuck(run)
-            elif run.token.reason == TIMEOUT:
-                self._stop(run, TIMEOUT)
-            else:
-                self._beat(run)
+            action(run, *args)
         except Exception as error:
             return error
         return None
+
+    def _attend(self, run: Run) -> None:
+        """End a run that is out of time, report one whose code doesn't return, beat for any other."""
+        if run.ended.is_set():
+            self._report_stuck(run)
+        elif run.token.reason == TIMEOUT:
+            self._stop(run, TIMEOUT)
+        else:
+            self._beat(run)
 
     def _forget_all_but(self, runs: list[Run]) -> None:
         tokens = {run.claim.token for run in runs}
@@ -121,18 +125,22 @@ class Watcher:
         if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
             self._stuck(run)
 
-    def _see_cancels(self, runs: list[Run]) -> None:
-        by_id = {run.claim.job_id: run for run in runs}
+    def _requests(self, live: Mapping[str, Run]) -> Sequence[Row[Any]]:
+        """Holder and cancel request of each live run's job, in one statement."""
+        if not live:
+            return ()
         with self._database.read() as session:
-            rows = session.execute(
-                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(by_id))
+            return session.execute(
+                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(live))
             ).all()
-        for job_id, holder, asked_at in rows:
-            run = by_id[job_id]
-            if holder != run.claim.token:
-                self._lose(run)
-            elif asked_at is not None:
-                self._stop(run, CANCELLED)
+
+    def _answer(self, run: Run, holder: str | None, asked_at: datetime | None) -> None:
+        if run.ended.is_set():
+            return
+        if holder != run.claim.token:
+            self._lose(run)
+        elif asked_at is not None:
+            self._stop(run, CANCELLED)
 
     def _beat(self, run: Run) -> None:
         token, now = run.claim.token, time.monotonic()
