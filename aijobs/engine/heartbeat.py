@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Row, select
+from sqlalchemy import select
 
 from aijobs.db import Database
 from aijobs.engine.run import Run
@@ -30,6 +29,11 @@ class CancelHints(Protocol):
     def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
         """Those of the jobs for which a hint is there; none where the broker doesn't answer. Doesn't raise."""
         ...
+
+
+class _Holder(NamedTuple):
+    token: str | None
+    asked_to_cancel: bool
 
 
 class Watcher:
@@ -92,8 +96,9 @@ class Watcher:
         runs = self._active()
         self._forget_all_but(runs)
         troubles = [self._guarded(self._attend, run) for run in runs]
-        live = {run.claim.job_id: run for run in runs if not run.ended.is_set()}
-        troubles += [self._guarded(self._answer, live[job_id], *row) for job_id, *row in self._requests(live)]
+        live = [run for run in runs if not run.ended.is_set()]
+        holders = self._holders(live)
+        troubles += [self._guarded(self._compare, run, holders.get(run.claim.job_id)) for run in live]
         for trouble in filter(None, troubles):
             raise trouble
 
@@ -125,21 +130,23 @@ class Watcher:
         if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
             self._stuck(run)
 
-    def _requests(self, live: Mapping[str, Run]) -> Sequence[Row[Any]]:
-        """Holder and cancel request of each live run's job, in one statement."""
+    def _holders(self, live: Sequence[Run]) -> Mapping[str, _Holder]:
+        """Who holds the live runs' jobs, and which of them are asked to be cancelled: one statement."""
         if not live:
-            return ()
+            return {}
+        ids = {run.claim.job_id for run in live}
         with self._database.read() as session:
-            return session.execute(
-                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(live))
-            ).all()
+            rows = session.execute(
+                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(ids))
+            )
+            return {job_id: _Holder(token, asked_at is not None) for job_id, token, asked_at in rows}
 
-    def _answer(self, run: Run, holder: str | None, asked_at: datetime | None) -> None:
+    def _compare(self, run: Run, holder: _Holder | None) -> None:
         if run.ended.is_set():
             return
-        if holder != run.claim.token:
+        if holder is None or holder.token != run.claim.token:
             self._lose(run)
-        elif asked_at is not None:
+        elif holder.asked_to_cancel:
             self._stop(run, CANCELLED)
 
     def _beat(self, run: Run) -> None:
