@@ -7,6 +7,8 @@ exit code is 1 until somebody has written it. The compiled catalogues are writte
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
+from datetime import UTC, datetime
 from pathlib import Path
 
 from babel.messages.catalog import Catalog
@@ -18,6 +20,7 @@ from babel.messages.pofile import read_po, write_po
 from aijobs.settings import CHECKOUT, PACKAGE
 
 LANGUAGES = ("en", "zh")
+_NEVER = datetime(2026, 1, 1, tzinfo=UTC)
 KEYWORDS = {**DEFAULT_KEYWORDS, "_l": None, "_lp": ((1, "c"), 2), "lazy_gettext": None}
 
 
@@ -43,7 +46,7 @@ def read(language: str) -> Catalog:
     """The catalogue as it stands on disk; an empty one where there is none."""
     path = po_path(language)
     if not path.exists():
-        return Catalog(locale=language, project="aijobs", charset="utf-8", fuzzy=False)
+        return Catalog(locale=language, charset="utf-8", fuzzy=False)
     with open(path, "rb") as file:
         return read_po(file, locale=language)
 
@@ -60,8 +63,14 @@ def untranslated(catalog: Catalog) -> list[str]:
 def update(language: str, texts: Catalog) -> Catalog:
     """Bring a language's catalogue up to `texts` and write both of its files."""
     catalog = read(language)
-    catalog.update(texts, no_fuzzy_matching=True)
+    # A copy, as `update` takes over the very messages.
+    catalog.update(deepcopy(texts), no_fuzzy_matching=True)
     catalog.obsolete.clear()
+    # The same texts make the same file, whoever makes it and when.
+    catalog.header_comment = f"# The texts of aijobs: {language}."
+    catalog.creation_date = catalog.revision_date = _NEVER
+    catalog.project, catalog.version, catalog.last_translator = "aijobs", "1", "aijobs"
+    catalog.msgid_bugs_address = catalog.language_team = "aijobs"
     if language == "en":
         for message in catalog:
             if message.id:
@@ -75,8 +84,8 @@ def update(language: str, texts: Catalog) -> Catalog:
     return catalog
 
 
-def _strings(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _strings(value: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
+    return (value or "",) if isinstance(value, str | None) else tuple(value)
 
 
 def _is_foreign(path: Path) -> bool:

@@ -176,6 +176,7 @@ def _job_context(job_id: str) -> dict[str, Any]:
     monitor, grace = services().monitor, services().settings.seconds("lease_grace")
     detail = monitor.get_detail(job_id, internal=operator.may("internal_errors"))
     wait = find_wait(detail, _queue_of(detail), grace)
+    last_error = detail.job.error_code or next((e.error_code for e in reversed(detail.history) if e.error_code), None)
     seen = f"{len(detail.history)}.{len(detail.usage)}.{detail.job.phase}.{len(detail.chain)}"
     return {
         "detail": detail,
@@ -186,7 +187,8 @@ def _job_context(job_id: str) -> dict[str, Any]:
         "wait": WAITS[wait] if wait else None,
         "wait_name": wait,
         "due_at": due_at(detail),
-        "failure": explain_failure(detail.job.error_code),
+        "last_error": last_error,
+        "failure": explain_failure(last_error),
         "seen": seen,
         "poll": Poll(url_for("console.job_changes", job_id=job_id, seen=seen), 0 if detail.job.final else 2),
     }

@@ -120,8 +120,6 @@ def _result(detail: JobDetail) -> Station:
     note = ""
     if job.lifecycle_status == SUCCEEDED:
         note = gettext("%(n)s artifacts", n=job.artifact_count)
-    elif job.lifecycle_status == FAILED:
-        note = job.error_code or ""
     return Station("result", label, step, job.finished_at, note)
 
 

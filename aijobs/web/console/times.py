@@ -44,7 +44,7 @@ def duration(value: timedelta | float | None) -> str:
     if seconds < 1:
         return gettext("%(n)s ms", n=round(seconds * 1000))
     if seconds < 10:
-        return gettext("%(n)s s", n=f"{seconds:.1f}")
+        return gettext("%(n)s s", n=round(seconds, 1))
     if seconds < 60:
         return gettext("%(n)s s", n=int(seconds))
     minutes, rest = divmod(int(seconds), 60)

@@ -61,7 +61,7 @@ EVENT_WORDS: Mapping[str, Any] = {
     "locked": _l("Taken by a worker"),
     "provider_called": _l("Provider answered"),
     "output_saved": _l("Answer saved"),
-    "retry_scheduled": _l("Failed attempt, to be tried again"),
+    "retry_scheduled": _l("Failed, to be tried again"),
     "released": _l("Given back by its worker"),
     "lease_lost": _l("Worker lost"),
     "cancel_requested": _l("Cancel requested"),
@@ -129,4 +129,5 @@ def money(micros: int | None, currency: str | None) -> str:
     """A cost of millionths; one that has no price is said to have none, never 0."""
     if micros is None:
         return gettext("unpriced")
-    return f"{micros / 1_000_000:.6f} {currency or ''}".strip()
+    amount = f"{micros / 1_000_000:.6f}".rstrip("0").rstrip(".")
+    return f"{amount} {currency or ''}".strip()
