@@ -157,7 +157,9 @@ def test_what_matters_in_a_sentence_is_hidden_and_nothing_trivial(
 
 
 def test_a_defined_term_is_hidden_wherever_else_it_stands(provider: LocalProvider) -> None:
-    text = "Osmosis is the movement of water across a membrane. Plant roots take up water from the soil by osmosis every day."
+    text = (
+        "Osmosis is the flow of water across a membrane. Plant roots take up water from the soil by osmosis every day."
+    )
 
     assert "Plant roots take up water from the soil by {{c1::osmosis}} every day." in sides(provider, text)
 
@@ -327,6 +329,28 @@ def test_a_spoilt_dictionary_cache_is_made_anew(tmp_path: Path) -> None:
         "惯性是什么？",
         "物体保持运动状态不变的性质",
     )
+
+
+HEAVY = {
+    "tabs": "\t" * 59_999 + "x",
+    "no full stop": "a word is the thing that " * 2400,
+    "full stops": "." * 60_000,
+    "open bold": "**a " * 15_000,
+    "a term used everywhere": " ".join(
+        f"Zerm{n}osis is a thing that is big. Plants use zerm{n}osis very often for living well." for n in range(680)
+    ),
+    "definitions": "".join(f"概念{n}是一种重要的东西。" for n in range(3800)),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", HEAVY.values(), ids=HEAVY)
+def test_no_notes_within_the_limit_cost_the_square_of_their_length(provider: LocalProvider, text: str) -> None:
+    """The square of 60,000 would be minutes; the test's own time limit is what fails it."""
+    assert len(text) <= 60_000
+    outcome = answer_or_code(provider, content(text))
+
+    assert isinstance(outcome, GenerateAnswer) or outcome == "VALIDATION_NOTHING_TO_EXTRACT"
 
 
 STORABLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=80)

@@ -266,8 +266,10 @@ class EnglishRules:
         text = text[:1].upper() + text[1:]
         if not (_is_whole(sentence) and _stands_alone(text) and 6 <= len(text.split()) <= 42):
             return
+        lowered = text.lower()
         for term in () if _SAYS_LITTLE.search(text) else terms:
-            match = re.search(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", text, re.IGNORECASE)
+            # Looked for plainly first: a pattern per term and sentence would cost their product.
+            match = _find_word(term, text) if term.lower() in lowered else None
             if match and _share(match.group(), text) <= 0.5 and len(text.split()) >= 8:
                 yield Fact(TERM, "en", sentence, text, gap=match.group(), term=term)
         for match in _NUMBER.finditer(text):
@@ -387,6 +389,10 @@ def _is_command(text: str) -> bool:
     return bool(
         re.match(r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text)
     )
+
+
+def _find_word(term: str, text: str) -> re.Match[str] | None:
+    return re.search(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", text, re.IGNORECASE)
 
 
 def _share(part: str, whole: str) -> float:

@@ -83,7 +83,8 @@ SINGULAR_S = frozenset(
     kansas measles mumps news means process mass class grass""".split()
 )
 UNITS = (
-    "km/s|m/s|km/h|g/cm3|mol/l|%|percent|per cent|°C|°F|degrees(?: Celsius| Fahrenheit)?|K|nm|µm|μm|mm|cm|m|km|nanomet(?:re|er)s?|"
+    "km/s|m/s|km/h|g/cm3|mol/l|%|percent|per cent|°C|°F|degrees(?: Celsius| Fahrenheit)?|K|nm|µm|μm|mm|cm|"
+    "m|km|nanomet(?:re|er)s?|"
     "micromet(?:re|er)s?|millimet(?:re|er)s?|centimet(?:re|er)s?|met(?:re|er)s?|kilomet(?:re|er)s?|miles?|"
     "feet|inches|mg|g|kg|grams?|kilograms?|"
     "tonnes?|tons?|ml|mL|l|L|lit(?:re|er)s?|millilit(?:re|er)s?|seconds?|minutes?|hours?|days?|weeks?|"

@@ -14,10 +14,6 @@ from aijobs.ai.providers.local.facts import ACRONYM, DEFINITION, Fact
 from aijobs.ai.providers.local.text import PROSE, Sentence, split_sentences
 
 
-MAX_SENTENCE = 1000
-"""Characters beyond which nothing is a sentence, but a text without full stops, and no quote for a card."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the notes say (`statements`), and what can be hidden in the sentences that say nothing else
@@ -39,8 +35,7 @@ class NotesReader:
         sentences: list[Sentence] = []
         for segment in notes["segments"]:
             token.raise_if_cancelled()
-            found = split_sentences(segment["sid"], segment["text"])
-            sentences += [sentence for sentence in found if len(sentence.raw) <= MAX_SENTENCE]
+            sentences += split_sentences(segment["sid"], segment["text"])
         sentences = sentences[1:] if _opens_with_a_title(sentences) else sentences
         english = EnglishRules([s for s in sentences if self._language(s, notes["lang"]) == "en"])
         rules: dict[str, EnglishRules | ChineseRules] = {"en": english, "zh": self._chinese}

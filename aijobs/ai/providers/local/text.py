@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 PROSE, ITEM = "prose", "item"
+MAX_SENTENCE = 1000
+"""Characters beyond which nothing is a sentence, but a text without full stops, and no quote for a card."""
+MAX_HEADING = 200
 
 _BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _HEADING = re.compile(r"\s{0,3}(?:#{1,6}\s+|[一二三四五六七八九十]{1,3}、\s*)(?P<title>.*?)[\s#]*$")
@@ -68,8 +71,7 @@ def split_sentences(sid: str, text: str) -> list[Sentence]:
     for block in _blocks(text):
         for start, end in _spans(text, block.start, block.end):
             raw = text[start:end]
-            plain = clean(raw)
-            if plain:
+            if len(raw) <= MAX_SENTENCE and (plain := clean(raw)):
                 strong = tuple(clean(match["strong"]) for match in _EMPHASIS.finditer(raw))
                 found.append(Sentence(sid, start, end, raw, plain, block.kind, block.heading, strong))
     return found
@@ -97,26 +99,31 @@ def _blocks(text: str) -> Iterator[_Block]:
     lines = list(_lines(text))
     for (start, end), following in zip(lines, [*lines[1:], (len(text), len(text))], strict=True):
         line, next_line = text[start:end], text[slice(*following)]
-        if _CODE.match(line):
-            in_code = not in_code
-        title = _HEADING.match(line)
-        is_bare = not line.strip() or bool(_CODE.match(line)) or in_code or bool(_RULE.match(line)) or _is_table(line)
-        if is_bare or title or (current is None and _looks_like_title(line, next_line)):
+        # Marks stand at a line's beginning, and patterns for them may cost the square of what they are shown.
+        indent = len(line) - len(line.lstrip())
+        head = line[indent : indent + MAX_HEADING]
+        is_short = indent + len(head) == len(line)
+        is_code = bool(_CODE.match(head))
+        in_code ^= is_code
+        title = _HEADING.match(head) if is_short else None
+        is_bare = not line.strip() or is_code or in_code or bool(_RULE.match(head)) or _is_table(line)
+        if is_bare or title or (current is None and is_short and _looks_like_title(head, next_line)):
             if current is not None:
                 yield current
                 current = None
             if not is_bare:
                 heading = clean(title["title"] if title else line).rstrip("：:")
             continue
-        bullet = _BULLET.match(line) or _QUOTED.match(line)
+        item = _BULLET.match(head)
+        bullet = item or _QUOTED.match(head)
         if current is not None and not bullet and _goes_on(last_line, line, current.kind):
             current.end, last_line = end, line
             continue
         if current is not None:
             yield current
-        offset = start + (bullet.end() if bullet else len(line) - len(line.lstrip()))
+        offset = start + indent + (bullet.end() if bullet else 0)
         last_line = text[offset:end]
-        current = _Block(offset, end, ITEM if _BULLET.match(line) else PROSE, heading)
+        current = _Block(offset, end, ITEM if item else PROSE, heading)
     if current is not None:
         yield current
 
