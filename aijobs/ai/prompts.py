@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ _VERSION = re.compile(r"v[0-9]{1,4}")
 class Prompt:
     """A rendered prompt: the rules, and the request with the user's text in it."""
 
-    system: str
-    user: str
+    system: str = field(repr=False)
+    user: str = field(repr=False)
     version: str
 
 
@@ -98,7 +98,7 @@ class PromptTemplates:
 
     def _template(self, job_type: str, version: str, part: str) -> Template:
         if version not in self.versions(job_type):
-            raise UnknownPrompt(f"there is no prompt {job_type}/{version}")
+            raise JobError("INTERNAL_CONFIG", f"there is no prompt {job_type}/{version}")
         name = _name(job_type, version, part)
         try:
             return self._environment.get_template(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aijobs.ai.prompts import Prompt
@@ -42,9 +42,9 @@ class GenerateRequest:
 
     job_type: str
     route: Route
-    prompt: Prompt
-    input: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
+    prompt: Prompt = field(repr=False)
+    input: Mapping[str, Any] = field(repr=False)
+    output_schema: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GenerateAnswer:
     provider's word; `length` means cut off.
     """
 
-    text: str
+    text: str = field(repr=False)
     provider: str
     model: str
     prompt_tokens: int
