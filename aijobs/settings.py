@@ -122,7 +122,10 @@ class Settings:
     body_limit_bytes: int = 1_000_000
 
     # Retention
+    job_days: int = 180
+    """After a job's end; a chain of retries goes as a whole when its newest job is that old."""
     snapshot_days: int = 30
+    tombstone_days: int = 365
 
     log_level: str = "INFO"
 

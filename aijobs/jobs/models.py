@@ -100,6 +100,7 @@ class AiJob(Base):
         Index("ix_ai_jobs_user_status", "user_id", "lifecycle_status", "id"),
         Index("ix_ai_jobs_leases", "lifecycle_status", "lock_until", "id"),
         Index("ix_ai_jobs_holders", "locked_by"),
+        Index("ix_ai_jobs_ended", "lifecycle_status", "finished_at", "id"),
         TABLE_OPTIONS,
     )
 

@@ -1,0 +1,136 @@
+"""Deletes jobs that nobody needs any more, with all that hangs on them; what is left is a tombstone.
+
+A chain of retries goes as a whole, once its newest job ended long enough ago. Business rows stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session, aliased
+
+from aijobs.ai.models import AiUsageLog
+from aijobs.db import Clock, Database, change_rows, read_clock
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot, JobTombstone, QuotaUsage
+from aijobs.jobs.status import FINAL
+from aijobs.logs import get_logger
+from aijobs.outbox.models import OutboxEvent
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """How many rows went."""
+
+    jobs: int = 0
+    tombstones: int = 0
+
+
+class Retention:
+    """Small batches, one transaction each, so that traffic goes on beside it."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        keep_jobs: timedelta,
+        keep_tombstones: timedelta,
+        batch: int = 50,
+    ) -> None:
+        """`keep_jobs` counts from a job's end; `keep_tombstones` from its deletion."""
+        self._database, self._clock, self._batch = database, clock, batch
+        self._keep_jobs, self._keep_tombstones = keep_jobs, keep_tombstones
+
+    def run(self) -> Pruned:
+        """Delete all that is old enough."""
+        jobs, after = 0, ""
+        while chains := self._old_chains(after):
+            after = chains[-1]
+            for root_id in chains:
+                jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
+        tombstones = 0
+        while count := self._database.write(self._delete_tombstones):
+            tombstones += count
+        if jobs or tombstones:
+            logger.info("jobs.pruned", jobs=jobs, tombstones=tombstones)
+        return Pruned(jobs, tombstones)
+
+    def _old_chains(self, after: str) -> Sequence[str]:
+        """Root ids of chains whose newest job ended long ago, in order, from behind `after`."""
+        child = aliased(AiJob)
+        has_child = select(child.id).where(child.parent_job_id == AiJob.id).exists()
+        with self._database.read() as session:
+            return (
+                session.execute(
+                    select(AiJob.root_id)
+                    .where(
+                        AiJob.lifecycle_status.in_(FINAL),
+                        AiJob.finished_at <= self._clock.now(-self._keep_jobs),
+                        ~has_child,
+                        AiJob.root_id > after,
+                    )
+                    .order_by(AiJob.root_id)
+                    .limit(self._batch)
+                )
+                .scalars()
+                .all()
+            )
+
+    def _delete_chain(self, session: Session, root_id: str) -> int:
+        """Delete one chain and leave tombstones for its keys; nothing where it has grown meanwhile."""
+        user_id = session.execute(select(AiJob.user_id).where(AiJob.root_id == root_id).limit(1)).scalar()
+        # The user's row first, as everywhere: under it no retry can add a job to the chain.
+        session.execute(select(QuotaUsage.user_id).where(QuotaUsage.user_id == user_id).with_for_update())
+        jobs = session.execute(select(AiJob).where(AiJob.root_id == root_id).with_for_update()).scalars().all()
+        ends = [job.finished_at for job in jobs]
+        cutoff = read_clock(session, self._clock) - self._keep_jobs
+        if not jobs or any(end is None or end > cutoff for end in ends):
+            return 0
+        ids = [job.id for job in jobs]
+        self._leave_tombstones(session, jobs)
+        for model, column in _HANGING_ON_A_JOB:
+            change_rows(session, delete(model).where(column.in_(ids)))
+        return change_rows(session, delete(AiJob).where(AiJob.id.in_(ids), AiJob.lifecycle_status.in_(FINAL)))
+
+    def _leave_tombstones(self, session: Session, jobs: Sequence[AiJob]) -> None:
+        now = read_clock(session, self._clock)
+        for job in jobs:
+            if job.idempotency_key is not None and job.request_hash is not None:
+                session.add(
+                    JobTombstone(
+                        job_id=job.id,
+                        user_id=job.user_id,
+                        job_type=job.job_type,
+                        idempotency_key=job.idempotency_key,
+                        request_hash=job.request_hash,
+                        deleted_at=now,
+                    )
+                )
+        session.flush()
+
+    def _delete_tombstones(self, session: Session) -> int:
+        old = (
+            session.execute(
+                select(JobTombstone.job_id)
+                .where(JobTombstone.deleted_at <= self._clock.now(-self._keep_tombstones))
+                .limit(self._batch * 10)
+            )
+            .scalars()
+            .all()
+        )
+        return change_rows(session, delete(JobTombstone).where(JobTombstone.job_id.in_(old))) if old else 0
+
+
+_HANGING_ON_A_JOB = (
+    (OutboxEvent, OutboxEvent.aggregate_id),
+    (AiUsageLog, AiUsageLog.job_id),
+    (AiJobArtifact, AiJobArtifact.job_id),
+    (AiJobSnapshot, AiJobSnapshot.job_id),
+    (AiJobEvent, AiJobEvent.job_id),
+)
