@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import signal
 import struct
 import sys
@@ -298,6 +299,29 @@ def test_sighup_starts_the_process_afresh_under_its_pid(stage: Stage) -> None:
     stage.wait_for(f"ends {message.message.job_id}")
     assert consumer.is_running
     assert stage.diary()[1] == "drained"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_no_job_is_lost_or_run_twice_by_stops_at_any_moment(stage: Stage) -> None:
+    chance = random.Random(20260131)
+    sent: list[str] = []
+    for _ in range(40):
+        consumer = stage.start_and_wait("-w", "2")
+        stop_after = chance.randrange(1, 60)
+        for number in range(80):
+            if number == stop_after:
+                consumer.send_signal(signal.SIGTERM)
+            sent.append(stage.send().message.job_id)
+        assert consumer.wait() == 0
+
+    stage.start_and_wait("-w", "2")
+    poll(lambda: stage.broker.pending_count(INTERACTIVE) == 0, timeout=30, what="the queue is empty")
+    poll(lambda: len([line for line in stage.diary() if line.startswith("ends")]) >= len(sent))
+    for word in ("begins", "ends"):
+        assert sorted(line for line in stage.diary() if line.startswith(word)) == sorted(
+            f"{word} {job_id}" for job_id in sent
+        )
 
 
 # --- refusing -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from aijobs.db import Database
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
+from aijobs.outbox.models import ENQUEUE, PUBLISHED, OutboxEvent
 from aijobs.queues.connection import ACL_RULES
 from aijobs.schema import upgrade
 from aijobs.settings import Settings
@@ -23,7 +24,7 @@ from aijobs.wiring import Services, build_services
 from tests.support.messages import SECRET
 from tests.support.polling import poll
 from tests.support.ports import free_port
-from tests.support.processes import Processes, Program, Run, clean_environment
+from tests.support.processes import Processes, Program, Run
 from tests.support.servers import ValkeyServer
 
 HUEY_CONSUMER = Path(sys.executable).with_name("huey_consumer")
@@ -77,6 +78,11 @@ class Site:
             job = session.get(AiJob, job_id)
             assert job is not None
             return job
+
+    def event_of(self, job_id: str) -> OutboxEvent:
+        with self.services.database.read() as session:
+            query = select(OutboxEvent).where(OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == ENQUEUE)
+            return session.execute(query).scalar_one()
 
     def history(self, job_id: str) -> list[str]:
         with self.services.database.read() as session:
@@ -195,16 +201,15 @@ def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
 
 
 def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServer) -> None:
-    worker = site.start("interactive")
-    blocker = site.create({"sleep_ms": 3000}, {})
-    poll(lambda: site.active_jobs() == [blocker], what="the only worker is busy")
+    site.start("maintenance", AIJOBS_REDRIVE_S="1", AIJOBS_REDRIVE_DUE_S="1")
     job_id = site.create()
+    poll(lambda: site.event_of(job_id).status == PUBLISHED, what="the event is published")
 
     valkey.flush()
-    site.start("maintenance")
+    poll(lambda: site.event_of(job_id).redrives >= 1, what="the message is sent again")
+    site.start("interactive")
 
-    site.wait_for(job_id, "succeeded")
-    assert worker.is_running
+    assert site.wait_for(job_id, "succeeded").attempt_no == 1
 
 
 def test_a_job_runs_under_the_documented_redis_user(
