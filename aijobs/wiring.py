@@ -45,6 +45,7 @@ from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
+from aijobs.upkeep.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,20 @@ def build_maintenance_crew(services: Services) -> Crew:
         Pass("reaper", settings.reaper_s, LockReaper(s.database, s.lifecycle).reap),
         Pass("redrive", settings.redrive_s, build_redrive(s).run),
         Pass("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
+        Pass("retention", settings.cleanup_s, build_retention(s).run),
     )
     return Crew(passes=passes)
+
+
+def build_retention(services: Services) -> Retention:
+    """What deletes old jobs."""
+    settings = services.settings
+    return Retention(
+        services.database,
+        services.clock,
+        keep_jobs=timedelta(days=settings.job_days),
+        keep_tombstones=timedelta(days=settings.tombstone_days),
+    )
 
 
 def build_redrive(services: Services) -> Redrive:
