@@ -200,7 +200,7 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
     return Crew(
         run_job=engine.execute,
         start=start,
-        catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name)),
+        catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name, due_for=timedelta())),
         drain=drain,
     )
 

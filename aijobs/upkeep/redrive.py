@@ -44,11 +44,14 @@ class Redrive:
         self._outage = Outage(logger, "redrive.broker")
 
     def run(self, queue_name: str | None = None, *, due_for: timedelta | None = None) -> int:
-        """Send again what is missing, of one queue or of all; how many messages were sent."""
-        sent = 0
+        """Send again what is missing, of one queue or of all; how many messages were sent.
+
+        `due_for` other than the usual is for a consumer that starts, and looks at once.
+        """
+        sent, waited = 0, self._due_for if due_for is None else due_for
         try:
-            for jobs in self._waiting(queue_name, self._due_for if due_for is None else due_for):
-                sent += self._send_missing(jobs)
+            for jobs in self._waiting(queue_name, waited):
+                sent += self._send_missing(jobs, waited)
         except BrokerUnavailable as error:
             self._outage.failed(error)
             return sent
@@ -80,10 +83,10 @@ class Redrive:
             after = page[-1].id
             yield sorted(page, key=lambda job: (job.priority, job.id))
 
-    def _send_missing(self, jobs: Sequence[AiJob]) -> int:
+    def _send_missing(self, jobs: Sequence[AiJob], waited: timedelta) -> int:
         by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
         with self._database.read() as session:
-            events = self._published(session, list(by_key))
+            events = self._published(session, list(by_key), waited)
         messages = {event.id: outgoing(event, by_key[event.dedupe_key]) for event in events}
         missing = self._broker.find_missing(list(messages.values()))
         lost = [event for event in events if event.id in missing]
@@ -108,9 +111,9 @@ class Redrive:
             )
         return len(counted)
 
-    def _published(self, session: Session, dedupe_keys: Sequence[str]) -> list[OutboxEvent]:
+    def _published(self, session: Session, dedupe_keys: Sequence[str], waited: timedelta) -> list[OutboxEvent]:
         """The events of these keys that went out, and that nobody sent again just now."""
-        just_now = self._clock.now(-self._due_for)
+        just_now = self._clock.now(-waited)
         return list(
             session.execute(
                 select(OutboxEvent).where(
