@@ -86,9 +86,9 @@ class PromptTemplates:
         """The prompt of a job type and version.
 
         `variables` holds `input` (the snapshot's content), `output_schema` (JSON text) and optionally
-        `faults`, of which five at most are named. Raises `UnknownPrompt` where there is no such version,
-        `JobError(INTERNAL_CONFIG)` where the template fails, and `JobError(VALIDATION_INPUT_TOO_LARGE)` where
-        the prompt would pass `MAX_CHARACTERS`.
+        `faults`, of which five at most are named. Raises `JobError`: INTERNAL_CONFIG where there is no such
+        version any more or the template fails, VALIDATION_INPUT_TOO_LARGE where the prompt would pass
+        `MAX_CHARACTERS`.
         """
         values = {"faults": (), **variables}
         values["faults"] = tuple(_one_line(fault) for fault in values["faults"])[:MAX_FAULTS]
@@ -103,13 +103,14 @@ class PromptTemplates:
         try:
             return self._environment.get_template(name)
         except TemplateError as error:
-            raise UnknownPrompt(f"prompt {name} does not compile: {type(error).__name__}") from error
+            raise JobError("INTERNAL_CONFIG", f"prompt {name} does not compile: {type(error).__name__}") from error
 
     def _undeclared(self, name: str) -> set[str]:
         """Variables that a template and what it includes read but don't set."""
         loader = self._environment.loader
         assert loader is not None, "the environment is made with a loader"
         try:
+            self._environment.get_template(name)  # parsing alone accepts filters that nobody has
             tree = self._environment.parse(loader.get_source(self._environment, name)[0])
             included = [part for part in meta.find_referenced_templates(tree) if part is not None]
             return meta.find_undeclared_variables(tree).union(*(self._undeclared(part) for part in included))

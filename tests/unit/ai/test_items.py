@@ -35,8 +35,8 @@ def test_what_may_not_be_shown_is_named(text: str, fault: str | None) -> None:
         ("What is osmosis?", "What is the osmosis?"),
         ("WHAT IS OSMOSIS", "What is osmosis?"),
         ("什么是光合作用？", "光合作用是什么？"),
-        ("Explain how green plants turn light energy, water and carbon dioxide gas into sugar and oxygen for growth",
-         "Explain how green plants turn light energy, water and carbon dioxide gas into sugar and oxygen for life, growth"),
+        ("Explain how green plants turn light energy, water and carbon dioxide into sugar and oxygen for growth",
+         "Explain how green plants turn light energy, water and carbon dioxide into sugar and oxygen for life, growth"),
     ],
 )  # fmt: skip
 def test_near_duplicates_are_seen(one: str, other: str) -> None:

@@ -117,6 +117,7 @@ def test_versions_are_listed_oldest_first_and_incomplete_ones_left_out(tmp_path:
     [
         ("{% for %}", "compile"),
         ("{{ inptu }}", "inptu"),
+        ("{{ input | gone }}", "compile"),
         ("{% include 'gone.j2' %}", "compile"),
         ("{{ open", "compile"),
     ],
@@ -133,8 +134,15 @@ def test_the_shipped_prompts_pass_that_check() -> None:
 
 
 def test_a_version_that_is_not_there_is_a_named_error() -> None:
-    with pytest.raises(UnknownPrompt, match="flashcard_generation/v99"):
+    with pytest.raises(JobError) as caught:
         SHIPPED.render("flashcard_generation", "v99", {"input": notes("x"), "output_schema": "{}"})
+
+    assert caught.value.code == "INTERNAL_CONFIG"
+    assert "flashcard_generation/v99" in caught.value.internal
+
+
+def test_a_prompt_that_is_printed_by_mistake_shows_nothing_of_the_notes() -> None:
+    assert "canary" not in repr(render("canary"))
 
 
 def test_a_template_that_fails_says_nothing_of_the_notes(tmp_path: Path) -> None:
