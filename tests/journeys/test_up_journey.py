@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,11 @@ def up(processes: Processes, run: Run) -> Up:
     return Up(program, instance, env)
 
 
+def paste(line: str) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of a line pasted into it."""
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+
+
 def _all_gone(found: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(found, timeout=0)[1]
 
@@ -60,8 +66,8 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
     assert re.search(r"Sign in +admin / \S{16}\n", said)
     assert stat.S_IMODE((up.instance / "first-operator.json").stat().st_mode) == 0o600
 
-    line = next(line for line in said.splitlines() if line.startswith("J=$("))
-    pasted = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    line = next(line for line in said.splitlines() if line.startswith("A="))
+    pasted = paste(line)
     assert pasted.returncode == 0
     assert '"lifecycleStatus":"succeeded"' in pasted.stdout.replace(": ", ":")
     assert "movement of water across a partially permeable membrane" in pasted.stdout
@@ -86,6 +92,11 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
         lambda: any("aijobs.workers.background" in p.cmdline() for p in up.descendants() if p.is_running()),
         what="a new consumer",
     )
+
+    broker = json.loads((up.instance / "broker.json").read_text())
+    psutil.Process(broker["pid"]).kill()
+    up.program.wait_for_output("the embedded broker ended; starting everything again with a new one")
+    poll(lambda: "succeeded" in paste(line).stdout, timeout=30, what="a job by way of the new broker")
 
     children = up.descendants()
     assert len(children) >= 6  # broker, web and its worker, three consumers

@@ -29,6 +29,7 @@ SAMPLE_NOTES = PACKAGE / "job_types" / "sample_notes"
 LONGEST_WAIT_S = 120.0
 _LOOK_S = 0.1
 _MOST_BYTES = 4 * MAX_CHARACTERS
+_LONGEST_TITLE = 80
 _FINAL = ("succeeded", "failed", "cancelled")
 _GAP = re.compile(r"\{\{c\d+::([^{}]+?)(?:::[^{}:]+)?\}\}")
 _LANGUAGES = {"en": "English", "zh": "中文"}
@@ -99,7 +100,8 @@ def read_text_file(path: Path) -> Text:
         raise Failure(f"{path} is not UTF-8: byte {error.start} can't be read", BAD_INPUT) from None
     first_line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     try:
-        return Text(path.name, notes_from_text(text, first_line[:100], path.name))
+        title = first_line if len(first_line) <= _LONGEST_TITLE else path.stem
+        return Text(path.name, notes_from_text(text, title, path.name))
     except NotesError as error:
         raise Failure(f"{path}: {error}", BAD_INPUT) from None
 

@@ -15,9 +15,9 @@ from aijobs import logs
 from aijobs.jobs.service import CreatedJob, CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.settings import Settings
+from aijobs.web.cli.acting import shell_user
 from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
 from aijobs.web.cli.failures import Failure
-from aijobs.web.cli.jobs import shell_user
 from aijobs.web.cli.opening import json_option, open_services, write_json
 from aijobs.web.cli.serving import served
 from aijobs.web.cli.terminal import Terminal
@@ -130,7 +130,7 @@ def _wait(
 ) -> None:
     deadline = time.monotonic() + LONGEST_WAIT_S
     said = -1
-    while True:
+    while job_ids:
         states = [services.monitor.get_job(job_id).job.lifecycle_status for job_id in job_ids]
         done = sum(state in FINAL for state in states)
         if done != said:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-
 import click
-from sqlalchemy.orm import Session
 
-from aijobs.clock import iso, utc_now
-from aijobs.db import Database
+from aijobs.clock import iso
 from aijobs.errors import describe
-from aijobs.monitor.views import HistoryEntry, JobDetail
+from aijobs.monitor.views import HistoryEntry, JobDetail, JobRow
+from aijobs.web.cli.acting import audited, shell_user
 from aijobs.web.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.web.cli.terminal import Terminal
-from aijobs.web.models import AuditLog
-
-
-def shell_user() -> str:
-    """Who acts, for history and audit log: the account of the shell."""
-    try:
-        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
-    except KeyError:  # A container may run under a number that has no name.
-        return f"cli:{os.getuid()}"
 
 
 @click.command()
@@ -61,14 +48,17 @@ def _print(terminal: Terminal, detail: JobDetail) -> None:
         if value:
             terminal.say(f"  {name:<13} {value}")
     _print_timeline(terminal, detail.history)
+    terminal.say(terminal.style("Deliveries", bold=True))
     for event in detail.outbox:
-        sent = iso(event.published_at) if event.published_at else "not yet"
+        at = f" at {iso(event.published_at)}" if event.published_at else f", due {iso(event.available_at)}"
         again = f", sent again {event.redrives}×" if event.redrives else ""
         trouble = f", {event.last_error}" if event.last_error else ""
-        terminal.say(f"  {event.event_type:<17} {event.status}, published {sent}{again}{trouble}  {event.id}")
+        terminal.say(f"  {event.event_type:<17} {event.status}{at}{again}{trouble}  {event.id}")
+    if detail.usage:
+        terminal.say(terminal.style("Provider calls", bold=True))
     for call in detail.usage:
         took = f" in {call.latency_ms} ms" if call.latency_ms is not None else ""
-        terminal.say(f"  provider call     {call.provider} {call.model}: {call.state}{took}, attempt {call.attempt_no}")
+        terminal.say(f"  attempt {call.attempt_no}  {call.provider} {call.model}: {call.state}{took}")
 
 
 def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> None:
@@ -87,10 +77,10 @@ def cancel(job_id: str, as_json: bool) -> None:
     """Cancel a job. A job that runs ends within a second or two; one that is final stays as it is."""
     with open_services() as services:
         before = services.monitor.get_job(job_id).job
-        services.jobs.cancel(job_id, shell_user())
-        after = services.monitor.get_job(job_id).job
-        if not before.final and not before.cancel_requested_at:
-            _record(services.database, "job.cancel", job_id, before.phase, after.phase)
+        with audited(services, "job.cancel", "job", job_id, _state(before)) as entry:
+            services.jobs.cancel(job_id, shell_user())
+            after = services.monitor.get_job(job_id).job
+            entry.update(_state(after))
     if as_json:
         write_json({"jobId": job_id, "lifecycleStatus": after.lifecycle_status, "phase": after.phase})
     else:
@@ -103,30 +93,15 @@ def cancel(job_id: str, as_json: bool) -> None:
 def retry(job_id: str, as_json: bool) -> None:
     """Run a failed or cancelled job again, as a new job; prints the new job's id."""
     with open_services() as services:
-        services.monitor.get_job(job_id)  # JOB_NOT_FOUND also for what isn't spelled like an id
-        result = services.jobs.retry(job_id, shell_user())
-        if result.created:
-            _record(services.database, "job.retry", job_id, None, result.job.id)
+        before = services.monitor.get_job(job_id).job
+        with audited(services, "job.retry", "job", job_id, _state(before)) as entry:
+            result = services.jobs.retry(job_id, shell_user())
+            entry.update(childJobId=result.job.id, created=result.created)
     if as_json:
         write_json({"jobId": result.job.id, "parentJobId": job_id, "created": result.created})
     else:
         click.echo(f"{result.job.id}" + ("" if result.created else " (is retrying it already)"))
 
 
-def _record(database: Database, action: str, job_id: str, before: str | None, after: str | None) -> None:
-    """What the shell did, beside what operators did in the console."""
-
-    def add(session: Session) -> None:
-        session.add(
-            AuditLog(
-                actor=shell_user(),
-                action=action,
-                target_type="job",
-                target_id=job_id,
-                before=before,
-                after=after,
-                at=utc_now(),
-            )
-        )
-
-    database.write(add)
+def _state(row: JobRow) -> dict[str, str]:
+    return {"lifecycleStatus": row.lifecycle_status, "phase": row.phase}

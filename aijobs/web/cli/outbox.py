@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from aijobs.web.cli.acting import audited
 from aijobs.web.cli.opening import json_option, open_services, write_json
 
 
@@ -18,7 +19,10 @@ def outbox() -> None:
 def requeue(event_id: str, as_json: bool) -> None:
     """Deliver a dead end event again. (The job of a dead enqueue event has failed: retry the job instead.)"""
     with open_services() as services:
-        event = services.outbox.requeue(event_id)
+        before = services.monitor.get_event(event_id)
+        with audited(services, "outbox.requeue", "outbox_event", event_id, {"status": before.status}) as entry:
+            event = services.outbox.requeue(event_id)
+            entry.update(status=event.status, jobId=event.aggregate_id)
     if as_json:
         write_json({"eventId": event.id, "eventType": event.event_type, "status": event.status})
     else:

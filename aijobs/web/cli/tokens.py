@@ -7,8 +7,8 @@ from datetime import timedelta
 import click
 import jwt
 
+from aijobs.canonical import identifier_fault
 from aijobs.clock import utc_now
-from aijobs.monitor.filters import identifier_fault
 from aijobs.settings import Settings
 from aijobs.web.cli.failures import BAD_INPUT, Failure
 from aijobs.web.cli.opening import load_settings

@@ -123,13 +123,13 @@ def _kept_password(path: Path) -> str | None:
 
 
 def curl_line(url: str, token: str) -> str:
-    """One line for a shell: asks for flashcards, waits until the job is final, and shows the job and its cards."""
-    headers = f"-H {shlex.quote(f'Authorization: Bearer {token}')}"
+    """One line for a shell: asks for flashcards, waits two seconds, and shows the job and its cards."""
     body = shlex.quote(json.dumps(_NOTES, ensure_ascii=False))
     return (
-        f"J=$(curl -sS {headers} -H 'Content-Type: application/json' -d {body} {url}/api/learning/flashcards"
+        f"""A={shlex.quote(f"Authorization: Bearer {token}")}; U={url}; """
+        f"""J=$(curl -sS -H "$A" -H 'Content-Type: application/json' -d {body} $U/api/learning/flashcards"""
         """ | sed -n 's/.*"jobId": *"\\([^"]*\\)".*/\\1/p'); sleep 2; """
-        f'curl -sS {headers} {url}/api/ai/jobs/$J; curl -sS {headers} "{url}/api/learning/flashcards?jobId=$J"'
+        """curl -sS -H "$A" $U/api/ai/jobs/$J; curl -sS -H "$A" "$U/api/learning/flashcards?jobId=$J\""""
     )
 
 

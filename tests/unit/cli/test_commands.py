@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from sqlalchemy import select
 from aijobs.ai.notes import MAX_CHARACTERS
 from aijobs.db import Database
 from aijobs.settings import Settings
-from aijobs.web import cli
 from aijobs.web.auth import token_digest, verify_password
 from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
 from aijobs.web.cli.failures import Failure
@@ -24,32 +22,6 @@ from aijobs.web.cli.up import FIRST_OPERATOR_FILE, ensure_first_operator
 from aijobs.web.models import Operator, OperatorToken
 
 Aijobs = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "instance"
-    monkeypatch.setenv("AIJOBS_INSTANCE_PATH", str(path))
-    return path
-
-
-@pytest.fixture
-def aijobs(instance: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Aijobs:
-    """`aijobs("db", "upgrade") -> (exit code, stdout, stderr)`, in this process, whose logging stays as it was."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(list(arguments))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
-def upgraded(aijobs: Aijobs) -> Aijobs:
-    assert aijobs("db", "upgrade")[0] == 0
-    return aijobs
 
 
 COMMANDS = [

@@ -1,0 +1,39 @@
+"""The command line in this process, on an instance of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aijobs.web import cli
+
+Aijobs = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "instance"
+    monkeypatch.setenv("AIJOBS_INSTANCE_PATH", str(path))
+    return path
+
+
+@pytest.fixture
+def aijobs(instance: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Aijobs:
+    """`aijobs("db", "upgrade") -> (exit code, stdout, stderr)`, in this process, whose logging stays as it was."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(list(arguments))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def upgraded(aijobs: Aijobs) -> Aijobs:
+    assert aijobs("db", "upgrade")[0] == 0
+    return aijobs

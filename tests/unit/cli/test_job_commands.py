@@ -1,0 +1,101 @@
+"""`aijobs job`, `cancel`, `retry` and `outbox requeue`, with no broker and no worker in sight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import select, update
+
+from aijobs.jobs.service import CreateJobInput
+from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
+from aijobs.web.cli.opening import open_services
+from aijobs.web.models import AuditLog
+from aijobs.wiring import Services
+
+Aijobs = Callable[..., tuple[int, str, str]]
+NO_JOB = "01990000-0000-7000-8000-000000000000"
+
+
+@pytest.fixture
+def services(upgraded: Aijobs) -> Iterator[Services]:
+    with open_services() as opened:
+        yield opened
+
+
+@pytest.fixture
+def job_id(services: Services) -> str:
+    request = CreateJobInput(
+        user_id="ann",
+        job_type="synthetic",
+        target_type="script",
+        target_id="one",
+        input={"calls": [{"output": {"said": "SECRET-CANARY"}}]},
+    )
+    return services.jobs.create_job(request).job.id
+
+
+def _audit(services: Services) -> list[tuple[str, str, str, object]]:
+    with services.database.read() as session:
+        rows = session.scalars(select(AuditLog).order_by(AuditLog.id)).all()
+    return [(row.action, row.target_id, row.actor.partition(":")[0], row.after) for row in rows]
+
+
+def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs, job_id: str) -> None:
+    code, out, err = aijobs("job", job_id)
+    assert (code, err) == (0, "")
+    assert f"synthetic {job_id}" in out
+    assert "queued (created)" in out
+    assert "created           user:ann" in out
+    assert "ai.job.enqueue    pending, due" in out
+    as_json = aijobs("job", job_id, "--json")[1]
+    shown = json.loads(as_json)
+    assert shown["job"]["lifecycleStatus"] == "queued"
+    assert shown["history"][0]["type"] == "created"
+    assert shown["job"]["createdAt"].endswith("Z")
+    assert "SECRET-CANARY" not in out + as_json
+
+
+@pytest.mark.parametrize("command", ["job", "cancel", "retry"])
+@pytest.mark.parametrize("asked", [NO_JOB, "nonsense", "", "a\x00b"])
+def test_no_job_gives_one_line_and_exit_code_1(upgraded: Aijobs, command: str, asked: str) -> None:
+    code, out, err = upgraded(command, asked)
+    assert (code, out) == (1, "")
+    assert err == "aijobs: JOB_NOT_FOUND: There is no such job\n"
+
+
+def test_a_waiting_job_is_cancelled_and_leaves_an_audit_row(aijobs: Aijobs, services: Services, job_id: str) -> None:
+    assert aijobs("cancel", job_id) == (0, f"{job_id} is cancelled\n", "")
+    assert _audit(services) == [("job.cancel", job_id, "cli", {"lifecycleStatus": "cancelled", "phase": "cancelled"})]
+    assert aijobs("cancel", job_id) == (0, f"{job_id} is cancelled already\n", "")
+    assert json.loads(aijobs("cancel", job_id, "--json")[1])["lifecycleStatus"] == "cancelled"
+
+
+def test_a_retry_prints_the_new_job_and_asked_again_the_same(aijobs: Aijobs, services: Services, job_id: str) -> None:
+    code, out, err = aijobs("retry", job_id)
+    assert (code, out) == (1, "")
+    assert "JOB_NOT_RETRYABLE" in err
+    assert "not_final" in err
+    assert _audit(services) == [("job.retry", job_id, "cli", {"refused": "JOB_NOT_RETRYABLE"})]
+    aijobs("cancel", job_id)
+    code, child, _ = aijobs("retry", job_id)
+    assert code == 0
+    again = json.loads(aijobs("retry", job_id, "--json")[1])
+    assert again == {"jobId": child.strip(), "parentJobId": job_id, "created": False}
+    assert _audit(services)[-1] == ("job.retry", job_id, "cli", {"childJobId": child.strip(), "created": False})
+
+
+def test_a_dead_end_event_is_requeued_and_a_dead_enqueue_event_is_not(
+    aijobs: Aijobs, services: Services, job_id: str
+) -> None:
+    with services.database.transaction() as session:
+        session.execute(update(OutboxEvent).values(status=DEAD))
+        enqueue = session.scalars(select(OutboxEvent).where(OutboxEvent.event_type == ENQUEUE)).one()
+        values = {c.name: getattr(enqueue, c.name) for c in OutboxEvent.__table__.columns}
+        end = OutboxEvent(**values | {"id": NO_JOB, "event_type": COMPLETED, "dedupe_key": "another"})
+        session.add(end)
+    assert aijobs("outbox", "requeue", NO_JOB) == (0, f"{COMPLETED} {NO_JOB} is pending again\n", "")
+    code, out, err = aijobs("outbox", "requeue", enqueue.id)
+    assert (code, out) == (1, "")
+    assert job_id in err
