@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -169,7 +170,7 @@ class JobReads:
         words = [*status.LIFECYCLE_STATUSES]
         columns = []
         for word in words:
-            one = JobFilter(**{**wanted.__dict__, "lifecycle_status": word})
+            one = replace(wanted, lifecycle_status=word)
             some = select(literal(1).label("one")).select_from(AiJob).where(*one.conditions()).limit(CAP).subquery()
             columns.append(select(func.count()).select_from(some).scalar_subquery())
         return dict(zip(words, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))

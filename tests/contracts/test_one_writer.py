@@ -1,0 +1,247 @@
+"""One module writes `lifecycle_status`, one reads the environment, nobody reads the legacy status."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contracts.sources import Module, modules, sample
+
+WRITER = "aijobs.jobs.lifecycle"
+COLUMN = "lifecycle_status"
+ROW_MAKERS = frozenset({"AiJob"})
+"""Calls whose keyword arguments are a row's columns."""
+CHANGES = frozenset({"values", "change", "set", "held_change", "_changes", "update", "setattr"})
+"""Methods whose keyword arguments, mappings or names become columns of an UPDATE."""
+
+
+def called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _is_column(node: ast.AST | None) -> bool:
+    """`lifecycle_status` as a key: its name as text, or the mapped attribute."""
+    return (isinstance(node, ast.Constant) and node.value == COLUMN) or (
+        isinstance(node, ast.Attribute) and node.attr == COLUMN
+    )
+
+
+def targets(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from ast.walk(target)
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For | ast.NamedExpr):
+        yield from ast.walk(node.target)
+
+
+def writes(module: Module) -> list[int]:
+    """The lines that write the column, or prepare to: an assignment, a row, an UPDATE's values, SQL as text."""
+    found = []
+    for node in ast.walk(module.tree):
+        if any(isinstance(t, ast.Attribute) and t.attr == COLUMN for t in targets(node)):
+            found.append(node.lineno)  # type: ignore[attr-defined]
+        elif any(isinstance(t, ast.Subscript) and _is_column(t.slice) for t in targets(node)):
+            found.append(node.lineno)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Call) and _call_writes(node):
+            found.append(node.lineno)
+        elif isinstance(node, ast.Dict) and any(_is_column(key) for key in node.keys):
+            found.append(node.lineno)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _SQL.search(node.value):
+            found.append(node.lineno)
+    return found
+
+
+_SQL = re.compile(rf"(?is)\bupdate\s+ai_jobs\b.*\bset\b.*\b{COLUMN}\b|\binsert\s+into\s+ai_jobs\b.*\b{COLUMN}\b")
+
+
+def _call_writes(node: ast.Call) -> bool:
+    name = called(node)
+    if name == "setattr":
+        return len(node.args) > 1 and _is_column(node.args[1])
+    if any(keyword.arg == COLUMN for keyword in node.keywords):
+        return name in ROW_MAKERS | CHANGES or name == "dict"
+    return False
+
+
+def test_only_the_lifecycle_repository_writes_the_lifecycle_status() -> None:
+    found = [module.at(line) for module in modules() if module.name != WRITER for line in writes(module)]
+    assert not found
+
+
+def test_the_lifecycle_repository_is_seen_to_write_it() -> None:
+    (writer,) = (module for module in modules() if module.name == WRITER)
+    assert len(writes(writer)) >= 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "job.lifecycle_status = 'failed'",
+        "job.lifecycle_status: str = 'failed'",
+        "parent.job.lifecycle_status = FAILED",
+        "a, job.lifecycle_status = 1, 'failed'",
+        "session.execute(update(AiJob).values(lifecycle_status='failed'))",
+        "session.execute(update(AiJob).values({'lifecycle_status': 'failed'}))",
+        "session.execute(update(AiJob).values({AiJob.lifecycle_status: 'failed'}))",
+        "query.update({'lifecycle_status': 'failed'})",
+        "values['lifecycle_status'] = 'failed'",
+        "changes = dict(lifecycle_status='failed')",
+        "row = AiJob(id='1', lifecycle_status='succeeded')",
+        "setattr(job, 'lifecycle_status', 'failed')",
+        "changes.change(session, job_id, lifecycle_status='failed')",
+        "connection.execute(text(\"UPDATE ai_jobs SET lifecycle_status = 'failed'\"))",
+    ],
+)
+def test_a_second_writer_is_caught(line: str) -> None:
+    assert writes(sample(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if job.lifecycle_status == 'failed': pass",
+        "answer = {'lifecycleStatus': job.lifecycle_status}",
+        "query.where(AiJob.lifecycle_status.in_(OPEN))",
+        "JobFilter(lifecycle_status='failed')",
+    ],
+)
+def test_a_reader_is_no_writer(line: str) -> None:
+    assert not writes(sample(line))
+
+
+# --- the environment ------------------------------------------------------------------------------------------
+
+READER = "aijobs.settings"
+
+
+def environment_reads(module: Module) -> list[int]:
+    found = []
+    for node in ast.walk(module.tree):
+        reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
+        named = isinstance(node, ast.ImportFrom) and node.module == "os"
+        if reads or (named and any(a.name in ("environ", "environb", "getenv", "putenv") for a in node.names)):  # type: ignore[attr-defined]
+            found.append(node.lineno)  # type: ignore[attr-defined]
+    return found
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    found = [module.at(line) for module in modules() if module.name != READER for line in environment_reads(module)]
+    assert not found
+
+
+@pytest.mark.parametrize("line", ["os.environ['X']", "os.getenv('X')", "from os import environ", "os.environ.get('X')"])
+def test_a_second_reader_of_the_environment_is_caught(line: str) -> None:
+    assert environment_reads(sample(line))
+
+
+# --- the legacy status, the door, and switches over job types -------------------------------------------------
+
+JOB_NAMES = re.compile(r"(AiJob|.*\bjob|parent|child|live|winner|newest|existing|fresh)$")
+
+
+def legacy_reads(module: Module) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr == "status" and JOB_NAMES.match(ast.unparse(node.value))
+    ]
+
+
+def test_nothing_reads_the_legacy_status() -> None:
+    found = [module.at(line) for module in modules() for line in legacy_reads(module)]
+    assert not found
+
+
+@pytest.mark.parametrize("line", ["job.status", "AiJob.status == 'pending'", "run.job.status", "select(AiJob.status)"])
+def test_a_reader_of_the_legacy_status_is_caught(line: str) -> None:
+    assert legacy_reads(sample(line))
+
+
+def test_an_events_status_is_no_jobs_status() -> None:
+    assert not legacy_reads(sample("event.status, OutboxEvent.status, answer.status"))
+
+
+DOORS = {
+    "aijobs.learning.flashcards": "a business service",
+    "aijobs.jobs.service": "inserts through the repository, for a new job and for a retry",
+    "aijobs.web.cli.demo_data": "scripted jobs for looking at the console; refused in production",
+}
+"""Who may call `create_job`, and as what."""
+
+
+def creators(module: Module) -> list[int]:
+    return [n.lineno for n in ast.walk(module.tree) if isinstance(n, ast.Call) and called(n) == "create_job"]
+
+
+def test_jobs_are_created_by_business_services_and_by_retry_alone() -> None:
+    assert {module.name for module in modules() if creators(module)} == set(DOORS)
+
+
+def switches(module: Module) -> list[int]:
+    """Comparisons of a job type with a literal, and `match` over one."""
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Compare) and _names_a_type(node.left) and any(map(_is_literal, node.comparators)):
+            found.append(node.lineno)
+        elif isinstance(node, ast.Match) and _names_a_type(node.subject):
+            found.append(node.lineno)
+    return found
+
+
+def _names_a_type(node: ast.AST) -> bool:
+    return ast.unparse(node).endswith(("job_type", "jobType"))
+
+
+def _is_literal(node: ast.AST) -> bool:
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(_is_literal(one) for one in node.elts)
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_no_code_switches_over_job_types() -> None:
+    found = [
+        module.at(line)
+        for module in modules()
+        if not module.name.startswith("aijobs.job_types.")
+        for line in switches(module)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if job.job_type == 'flashcard_generation': pass",
+        "if job_type in ('a', 'b'): pass",
+        "match job.job_type:\n    case 'a': pass",
+    ],
+)
+def test_a_switch_over_job_types_is_caught(source: str) -> None:
+    assert switches(sample(source))
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+NOUNS = (
+    *("AiJob", "AiJobSnapshot", "AiJobArtifact", "AiJobEvent", "OutboxEvent", "AiUsageLog", "UserModelCredential"),
+    *("LifecycleRepository", "JobDefinition", "JobDefinitionRegistry", "AiJobService", "OutboxRepository"),
+    *("OutboxDispatcher", "ExecutionEngine", "ResultProjector", "AiGateway", "ModelRouter", "PromptTemplates"),
+    *("CostCalculator", "UsageLog", "SnapshotBuilder", "SnapshotCleanup", "EventBus"),
+)
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_each_part_of_the_design_is_one_class_of_that_name(noun: str) -> None:
+    homes = [
+        module.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and node.name == noun
+    ]
+    assert len(homes) == 1
