@@ -284,7 +284,8 @@ class WorkerRow:
     queue_name: str
     host: str
     pid: int | None
-    started_at: datetime | None
+    started_at: str | None
+    """ISO 8601, as its heartbeat says."""
     state: str
     age_s: float | None
     """Since its last heartbeat."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from aijobs.clock import iso
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
@@ -73,7 +74,7 @@ class WorkerReads:
             queue_name=beat.queue,
             host=beat.host,
             pid=beat.pid,
-            started_at=beat.started_at,
+            started_at=iso(beat.started_at),
             state="late" if beat.age_s > self.late_after_s else "live",
             age_s=beat.age_s,
             active_job_count=beat.active_job_count,

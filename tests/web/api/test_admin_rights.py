@@ -282,9 +282,7 @@ def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
     assert attempt(operator("VIEWER").username, PASSWORD).json == {"in": True}
 
 
-def test_a_username_that_is_nobodys_is_never_written_down(
-    app: Flask, client: FlaskClient, database: Database
-) -> None:
+def test_a_username_that_is_nobodys_is_never_written_down(app: Flask, client: FlaskClient, database: Database) -> None:
     from flask import request
 
     @app.post("/api/test-login")

@@ -1,0 +1,144 @@
+"""What holds for every answer: headers, health, errors without secrets."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from aijobs.db import Database
+from aijobs.errors import ApiError, JobGone, JobLockConflict
+from aijobs.settings import Settings
+from aijobs.web.factory import create_app
+from aijobs.wiring import Services
+from tests.web.api.conftest import as_user
+
+
+def test_a_process_lives_whatever_the_database_does(client: FlaskClient, database: Database) -> None:
+    assert client.get("/readyz").json == {"status": "ready", "database": "ok", "schema": "ok", "broker": "ok"}
+    with database.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    wrong = client.get("/readyz")
+    assert (wrong.status_code, wrong.json["schema"]) == (503, "wrong")
+    path = Path(str(database.engine.url.database))
+    database.dispose()
+    path.write_bytes(b"this is no database" * 100)
+    away = client.get("/readyz")
+    assert (away.status_code, away.json["database"]) == (503, "away")
+    assert client.get("/healthz").json == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/api/ai/jobs", "/api/nothing", "/console/login", "/nowhere"])
+def test_every_answer_is_guarded(client: FlaskClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "same-origin"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_a_session_cookie_is_secure_in_production(services: Services, settings: Settings) -> None:
+    app = create_app(services=replace(services, settings=replace(settings, env="production")))
+    assert app.config["SESSION_COOKIE_SECURE"] is True
+    assert app.config["SESSION_COOKIE_HTTPONLY"] is True
+    assert app.config["SESSION_COOKIE_SAMESITE"] == "Lax"
+
+
+@pytest.mark.parametrize(("proxies", "seen"), [(0, "127.0.0.1"), (1, "10.0.0.9")])
+def test_a_forwarded_address_is_believed_only_where_a_proxy_is_configured(
+    services: Services, settings: Settings, proxies: int, seen: str
+) -> None:
+    app = create_app(services=replace(services, settings=replace(settings, trusted_proxies=proxies)))
+
+    @app.get("/api/test-address")
+    def address() -> str:
+        from flask import request
+
+        return str(request.remote_addr)
+
+    answer = app.test_client().get("/api/test-address", headers={"X-Forwarded-For": "1.2.3.4, 10.0.0.9"})
+    assert answer.text == seen
+
+
+class Refusal(Exception):
+    """An error with a text that must stay inside."""
+
+
+ERRORS: dict[str, tuple[Exception, int, str]] = {
+    "any": (Refusal("CANARY"), 500, "INTERNAL_ERROR"),
+    "database": (OperationalError("SELECT CANARY", {"x": "CANARY"}, Exception("CANARY")), 503, "SERVICE_BUSY"),
+    "recursion": (RecursionError("CANARY"), 500, "INTERNAL_ERROR"),
+    "unicode": ("x".encode("utf-16"), 500, "INTERNAL_ERROR"),  # type: ignore[dict-item]
+    "gone": (JobGone("CANARY", "CANARY"), 404, "JOB_NOT_FOUND"),
+    "conflict": (JobLockConflict("CANARY", "CANARY"), 503, "SERVICE_BUSY"),
+    "api": (ApiError("QUOTA_EXCEEDED"), 429, "QUOTA_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_no_exceptions_text_is_in_an_answer_or_in_the_log(
+    app: Flask, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    error, status, code = ERRORS[name]
+
+    @app.get("/api/test-error")
+    def fail() -> Any:
+        if isinstance(error, Exception):
+            raise error
+        return error.decode("ascii")  # type: ignore[unreachable]
+
+    with caplog.at_level(logging.DEBUG):
+        answer = app.test_client().get("/api/test-error")
+    assert (answer.status_code, answer.json["error"]["code"]) == (status, code)
+    assert set(answer.json["error"]) == {"code", "message"}
+    printed = capsys.readouterr()
+    everything = answer.text + str(answer.headers) + caplog.text + printed.out + printed.err
+    assert "CANARY" not in everything
+    if status == 503:
+        assert int(answer.headers["Retry-After"]) >= 1
+    if status >= 500:
+        assert answer.headers["X-Request-ID"]
+    page = app.test_client().get("/nowhere/at/all")
+    assert page.status_code == 404
+    assert page.content_type.startswith("text/html")
+
+
+def test_a_request_id_is_kept_if_it_can_be_one(client: FlaskClient) -> None:
+    kept = client.get("/api/nothing", headers={"X-Request-ID": "abc-1"})
+    assert kept.headers["X-Request-ID"] == "abc-1"
+    for odd in ("a b", "x" * 65, "<script>"):
+        assert "X-Request-ID" not in client.get("/api/nothing", headers={"X-Request-ID": odd}).headers
+
+
+@pytest.mark.parametrize("path", ["/api/nothing", "/admin-api/nothing", "/internal/nothing", "/api/"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
+def test_an_address_that_is_none_is_told_in_json(client: FlaskClient, method: str, path: str) -> None:
+    answer = client.open(path, method=method)
+    assert answer.status_code == 404
+    assert answer.json == {"error": {"code": "NOT_FOUND", "message": "There is nothing here."}}
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "POST"])
+def test_a_method_that_is_none_is_told_in_json(client: FlaskClient, method: str) -> None:
+    answer = client.open("/api/ai/jobs/x", method=method, headers=as_user())
+    assert answer.status_code == 405
+    assert answer.json["error"]["code"] == "METHOD_NOT_ALLOWED"
+    overridden = client.post("/api/ai/jobs/x", headers={**as_user(), "X-HTTP-Method-Override": "GET"})
+    assert overridden.status_code == 405
+
+
+@pytest.mark.parametrize("header", ["", "zh;q=0", "*", "zz-ZZ", "en" * 5000, ";;;,,q=", "\x80\xff"])
+def test_any_wish_of_language_gets_an_answer(client: FlaskClient, header: str) -> None:
+    answer = client.get("/api/nothing", environ_overrides={"HTTP_ACCEPT_LANGUAGE": header})
+    assert answer.status_code == 404
+    assert answer.headers["Content-Language"] == "en"

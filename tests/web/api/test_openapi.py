@@ -1,0 +1,208 @@
+"""The OpenAPI documents say what is so: every route, every code, every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from jsonschema import Draft202012Validator
+from openapi_schema_validator import OAS31Validator
+
+from aijobs.clock import utc_now
+from aijobs.db import Database
+from aijobs.errors import CODES
+from aijobs.ids import InstanceId, new_id
+from aijobs.jobs.models import QueuePause
+from aijobs.queues.presence import Presence
+from aijobs.wiring import Services
+from tests.support.rows import (
+    BEGIN,
+    add,
+    build_artifacts,
+    build_call,
+    build_event,
+    build_history,
+    build_job,
+    build_snapshot,
+    ended,
+    held,
+)
+from tests.web.api.conftest import Person, as_user
+
+DOCUMENTS = ("/api/openapi.json", "/admin-api/openapi.json")
+
+
+@pytest.fixture
+def documents(client: FlaskClient) -> dict[str, Any]:
+    return {path: client.get(path).json for path in DOCUMENTS}
+
+
+def operations(documents: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    for document in documents.values():
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                yield method.upper(), path, operation, document
+
+
+def test_every_route_is_described_and_every_description_is_a_route(app: Flask, documents: dict[str, Any]) -> None:
+    routed = {
+        (method, rule.rule)
+        for rule in app.url_map.iter_rules()
+        if rule.rule.startswith(("/api/", "/admin-api/", "/internal/")) and rule.rule not in DOCUMENTS
+        for method in rule.methods - {"HEAD", "OPTIONS"}
+    }
+    described = {
+        (method, path.replace("{jobId}", "<job_id>").replace("{eventId}", "<event_id>"))
+        for method, path, _, _ in operations(documents)
+    }
+    assert described == routed
+
+
+def test_the_documents_are_openapi_with_schemas_that_can_be_used(documents: dict[str, Any]) -> None:
+    for document in documents.values():
+        assert document["openapi"].startswith("3.1")
+        for name, schema in document["components"]["schemas"].items():
+            Draft202012Validator.check_schema(schema)
+            assert name in str(document["paths"]) + str(document["components"]["schemas"]), name
+    ids = [operation["operationId"] for _, _, operation, _ in operations(documents)]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_documents_are_public_and_hold_nothing_private(client: FlaskClient) -> None:
+    for path in DOCUMENTS:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.content_type == "application/json"
+
+
+def check(documents: dict[str, Any], path: str, method: str, answer: Any) -> None:
+    """The answer's status is described, and its body fits the schema."""
+    document = documents[DOCUMENTS[path.startswith("/admin-api")]]
+    described = document["paths"][path][method.lower()]["responses"]
+    assert str(answer.status_code) in described, (path, answer.status_code, answer.json)
+    schema = described[str(answer.status_code)]["content"]["application/json"]["schema"]
+    validator = OAS31Validator({**schema, "components": document["components"]})
+    errors = [f"{list(e.absolute_path)}: {e.message}" for e in validator.iter_errors(answer.json)]
+    assert not errors, (path, errors, answer.json)
+    if answer.status_code >= 400:
+        assert answer.json["error"]["code"] in CODES
+
+
+@pytest.fixture
+def full(database: Database, services: Services) -> dict[str, str]:
+    """Jobs in every state with all that can hang on them, a paused queue, workers, dead and unknown events."""
+    instance = InstanceId.current()
+    done = build_job(**ended("succeeded", artifact_count=1, output_hash="a" * 64, prompt_version="1"))
+    failed = build_job(**ended("failed", internal_error_message="stack"))
+    child = build_job(parent_job_id=failed.id, root_id=failed.id, trigger_type="admin", **ended("cancelled"))
+    running = build_job(**held(locked_by=f"{instance}/x", lock_until=utc_now() + timedelta(minutes=1)))
+    waiting = build_job(
+        lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN, started_at=BEGIN, queue_name="ai-background"
+    )
+    lost = build_job(**held(locked_by="gone~b~1~7~5~ab/tok"))
+    queued = build_job()
+    jobs = (done, failed, child, running, waiting, lost, queued)
+    dead = build_event(
+        failed, event_type="ai.job.failed", status="dead", last_error="DISPATCH_FAILED: X", published_at=None
+    )
+    add(
+        database,
+        *jobs,
+        *(build_event(job, last_sent_at=BEGIN) for job in jobs if job is not queued),
+        build_event(queued, status="pending", published_at=None, available_at=BEGIN),
+        build_event(done, event_type="ai.odd", last_error="UNKNOWN_EVENT_TYPE"),
+        dead,
+        *(build_snapshot(job, {"calls": [{}]}) for job in jobs),
+        *build_artifacts(done, "f1"),
+        *build_history(done, "created", "locked", "provider_called", "output_saved", "succeeded"),
+        build_call(done),
+        build_call(done, call_no=2, state="started", cost_micros=None, currency=None, billed="unknown"),
+        build_call(failed, state="failed", error_code="PROVIDER_TIMEOUT", latency_ms=12, started_at=utc_now()),
+        QueuePause(queue_name="ai-background", reason="full", paused_by="operator:x", paused_at=BEGIN),
+    )
+    Presence(services.broker.client, instance, "ai-interactive").beat()
+    return {"done": done.id, "failed": failed.id, "child": child.id, "queued": queued.id, "dead": dead.id}
+
+
+def test_real_answers_fit_what_is_described(
+    client: FlaskClient, documents: dict[str, Any], full: dict[str, str], operator: Callable[[str], Person]
+) -> None:
+    seen: set[tuple[str, str]] = set()
+
+    def ask(method: str, path: str, headers: dict[str, str], query: str = "", **options: Any) -> Any:
+        described = path
+        for name in ("failed", "done", "child", "queued", "none", "dead", "unknown"):
+            described = described.replace(f"<{name}>", "{eventId}" if "outbox/<" in path else "{jobId}")
+            path = path.replace(f"<{name}>", full.get(name, new_id()))
+        answer = client.open(path + query, method=method, headers=headers, **options)
+        check(documents, described, method, answer)
+        seen.add((method, described))
+        return answer
+
+    user = as_user()
+    notes = {
+        "lang": "en",
+        "source": {"id": "note-1", "title": "Plants"},
+        "segments": [{"sid": "s1", "text": "Photosynthesis is the process by which plants make food from light. " * 4}],
+    }
+    for job in ("<done>", "<failed>", "<child>", "<queued>", "<none>"):
+        ask("GET", f"/api/ai/jobs/{job}", user)
+    ask("GET", "/api/ai/jobs", user, "?limit=2")
+    ask("GET", "/api/ai/jobs", {})
+    ask("GET", "/api/ai/jobs", user, "?limit=x")
+    made = ask("POST", "/api/learning/flashcards", {**user, "Idempotency-Key": "k"}, json=notes)
+    assert made.status_code == 202, made.json
+    assert made.headers["Location"] == f"/api/ai/jobs/{made.json['jobId']}"
+    assert made.json["lifecycleStatus"] == "queued"
+    again = ask("POST", "/api/learning/flashcards", {**user, "Idempotency-Key": "k"}, json=notes)
+    assert (again.status_code, again.json["jobId"]) == (200, made.json["jobId"])
+    other = ask("POST", "/api/learning/flashcards", {**user, "Idempotency-Key": "k"}, json={**notes, "lang": "zh"})
+    assert (other.status_code, other.json["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
+    ask("POST", "/api/learning/flashcards", user, data=b"{", content_type="application/json")
+    ask("POST", "/api/learning/flashcards", user, data=b"{}")
+    ask("GET", "/api/learning/flashcards", user, f"?jobId={made.json['jobId']}")
+    ask("GET", "/api/learning/flashcards", user, f"?jobId={full['done']}")
+    for job in ("<queued>", "<done>", "<none>"):
+        ask("POST", f"/api/ai/jobs/{job}/cancel", user)
+        ask("POST", f"/api/ai/jobs/{job}/cancel", user, "?strict=true")
+
+    boss, viewer = operator("SUPER_ADMIN").headers, operator("VIEWER").headers
+    for headers in (boss, viewer, user, {}):
+        ask("GET", "/admin-api/ai/jobs", headers, "?limit=3")
+        ask("GET", "/admin-api/ai/jobs/queues/status", headers)
+        ask("GET", "/admin-api/ai/jobs/outbox/status", headers)
+        ask("GET", "/admin-api/ai/workers", headers)
+        ask("GET", "/admin-api/ai/usage", headers, "?from=2026-02-01&to=2026-04-01")
+        ask("GET", "/admin-api/ai/usage", headers, "?from=2020-01-01&to=2026-04-01")
+        for job in ("<done>", "<failed>", "<child>", "<queued>", "<none>"):
+            ask("GET", f"/admin-api/ai/jobs/{job}", headers)
+        ask("POST", "/admin-api/ai/jobs/<done>/reveal", headers, json={"reason": "why not"})
+        ask("POST", "/admin-api/ai/jobs/<done>/reveal", headers, json={})
+        for event in ("<dead>", "<dead>", "<unknown>"):
+            ask("POST", f"/admin-api/ai/outbox/{event}/requeue", headers)
+        for job in ("<child>", "<child>", "<failed>", "<done>", "<none>"):
+            ask("POST", f"/admin-api/ai/jobs/{job}/retry", headers, json={"reason": "again"})
+            ask("POST", f"/admin-api/ai/jobs/{job}/cancel", headers, data="x", content_type="text/plain")
+            ask("POST", f"/admin-api/ai/jobs/{job}/cancel", headers)
+    assert seen == {(method, path) for method, path, _, _ in operations(documents)}
+
+
+def test_numbers_that_only_the_broker_knows_are_null_while_it_is_away(
+    client: FlaskClient, documents: dict[str, Any], full: dict[str, str], operator: Callable[[str], Person], valkey: Any
+) -> None:
+    headers = operator("VIEWER").headers
+    valkey.kill()
+    queues = client.get("/admin-api/ai/jobs/queues/status", headers=headers)
+    check(documents, "/admin-api/ai/jobs/queues/status", "GET", queues)
+    assert {(queue["brokerDepth"], queue["workers"]) for queue in queues.json["queues"]} == {(None, None)}
+    assert sum(queue["active"] for queue in queues.json["queues"]) == 2
+    workers = client.get("/admin-api/ai/workers", headers=headers)
+    check(documents, "/admin-api/ai/workers", "GET", workers)
+    assert workers.json["brokerAway"] is True
+    assert {worker["state"] for worker in workers.json["workers"]} == {"unknown"}
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json["broker"]) == (200, "away")
