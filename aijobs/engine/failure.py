@@ -9,14 +9,17 @@ from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import JobError
 
-MAX_CHARACTERS = 16_000
+MAX_BYTES = 16_000
+# Each repetition that may fail at its end is bounded: a search of a hostile text takes as long as of any other.
 _SECRETS = (
     (re.compile(r"\b(sk|ajo|key|tok)[-_][A-Za-z0-9_-]{12,}"), "[KEY]"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [TOKEN]"),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "[TOKEN]"),
-    (re.compile(r"([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]*@"), r"\1[CREDENTIALS]@"),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "[TOKEN]"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://)[^\s/@:]{0,500}:[^\s/@]{0,500}@"), r"\1[CREDENTIALS]@"),
     (
-        re.compile(r"(?i)\b(api[_-]?key|secret|password|authorization)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]{4,}"),
+        re.compile(
+            r"(?i)(api[_-]?key|secret(?:[_-]key)?|password|authorization|(?:access|refresh)_token)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]{4,}"
+        ),
         r"\1\2[SECRET]",
     ),
 )
@@ -30,7 +33,7 @@ def as_job_error(error: BaseException) -> JobError:
 
 
 def internal_text(error: BaseException) -> str:
-    """The error's words and stack, secrets struck out, storable everywhere, at most 16,000 characters.
+    """The error's words and stack, secrets struck out, storable everywhere, at most 16,000 bytes.
 
     A long text keeps its end, where the cause stands. An exception whose text can't be made is named by its class.
     """
@@ -39,8 +42,8 @@ def internal_text(error: BaseException) -> str:
     except Exception as unprintable:
         text = f"{type(error).__name__} (its text can't be shown: {type(unprintable).__name__})"
     # Cut before the patterns run as well: a provider's error can be megabytes long.
-    text = text[-4 * MAX_CHARACTERS :].replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    text = text[-2 * MAX_BYTES :].replace("\x00", "\N{REPLACEMENT CHARACTER}")
     text = text.encode("utf-8", "replace").decode()
     for pattern, mark in _SECRETS:
         text = pattern.sub(mark, text)
-    return text[-MAX_CHARACTERS:]
+    return text.encode()[-MAX_BYTES:].decode(errors="ignore")

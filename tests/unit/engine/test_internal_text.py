@@ -1,0 +1,109 @@
+"""The text for operators: whatever was raised, it can be stored, it is short, and it holds no secret."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from aijobs.engine.failure import MAX_BYTES, as_job_error, internal_text
+from aijobs.errors import JobError
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+def test_the_stack_is_in_the_text() -> None:
+    text = internal_text(raised(ValueError("a detail")))
+    assert "ValueError: a detail" in text
+    assert 'File "' in text
+    assert ", line " in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "x" * 20_000_000,
+        "\N{GRINNING FACE}" * 30_000,
+        "a\x00b" * 10_000,
+        "\ud800" * 20_000,
+        "é\N{GRINNING FACE}" * 9_000,
+    ],
+    ids=["20 MB", "four-byte", "nul", "surrogates", "cut within a character"],
+)
+def test_no_error_is_too_long_or_too_odd_to_be_stored(words: str) -> None:
+    text = internal_text(raised(ValueError(words)))
+    stored = text.encode()
+    assert 0 < len(stored) <= MAX_BYTES
+    assert stored.decode() == text
+    assert "\x00" not in text
+
+
+@pytest.mark.parametrize("error", [Unprintable(), Endless()], ids=["raises", "recurses"])
+def test_an_error_whose_text_cannot_be_made_is_named(error: Exception) -> None:
+    assert type(error).__name__ in internal_text(raised(error))
+
+
+@pytest.mark.parametrize(
+    ("words", "secret"),
+    [
+        ("key sk-proj-abcdEFGH12345678 refused", "abcdEFGH12345678"),
+        ("Authorization: Bearer abc.def-ghi_jkl", "abc.def-ghi_jkl"),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+        ("redis://worker:hunter2secret@10.0.0.1:6379/0", "hunter2secret"),
+        ("postgresql+psycopg://aijobs:hunter2secret@db/aijobs", "hunter2secret"),
+        ("{'api_key': 'abcdefgh12345678'}", "abcdefgh12345678"),
+        ('{"password": "correct horse"}', "correct"),
+        ("client_secret=zzzzyyyyxxxx", "zzzzyyyyxxxx"),
+        ("DEEPSEEK_API_KEY=zzzzyyyyxxxx", "zzzzyyyyxxxx"),
+        ("x-api-key: zzzzyyyyxxxx", "zzzzyyyyxxxx"),
+    ],
+)
+def test_secrets_are_struck_out(words: str, secret: str) -> None:
+    text = internal_text(raised(ValueError(words)))
+    assert secret not in text
+    assert "ValueError" in text
+
+
+def test_a_secret_of_the_cause_is_struck_out_too() -> None:
+    try:
+        try:
+            raise ValueError("sk-abcdefghijklmnop")
+        except ValueError as cause:
+            raise JobError("INTERNAL_PROJECTION", "the projector raised") from cause
+    except JobError as error:
+        text = internal_text(error)
+    assert "the projector raised" in text
+    assert "abcdefghijklmnop" not in text
+
+
+@pytest.mark.parametrize("unit", ["a", "-eyJ", "sk-", "password", "bearer ", "a:", "://", "x://y:"])
+def test_no_text_makes_the_search_for_secrets_slow(unit: str) -> None:
+    """The search holds the interpreter, and with it every heartbeat of the process."""
+    error = raised(ValueError(unit * (20_000_000 // len(unit))))
+    began = time.process_time()
+    internal_text(error)
+    assert time.process_time() - began < 1
+
+
+def test_a_database_error_is_told_from_other_faults() -> None:
+    database = OperationalError("SELECT 1", {}, Exception("gone"))
+    assert as_job_error(database).code == "INTERNAL_DATABASE"
+    assert as_job_error(RuntimeError("x")).code == "INTERNAL_ERROR"
+    coded = JobError("PROVIDER_TIMEOUT")
+    assert as_job_error(coded) is coded

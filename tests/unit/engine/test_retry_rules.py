@@ -1,0 +1,115 @@
+"""Whether an attempt's code is tried again, and when: by code, within the definition's bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from aijobs.definitions.definition import JobDefinition, RetryBackoff
+from aijobs.engine.retry import wait_before_retry
+from aijobs.errors import CODES, JobError
+from aijobs.job_types.synthetic import DEFINITION
+
+# Written out, and not read from the table that it holds.
+BACKOFF = {
+    "PROVIDER_RATE_LIMITED",
+    "PROVIDER_UNAVAILABLE",
+    "PROVIDER_TIMEOUT",
+    "PROVIDER_STREAM_BROKEN",
+    "VALIDATION_OUTPUT_NOT_JSON",
+    "VALIDATION_OUTPUT_SCHEMA",
+    "VALIDATION_OUTPUT_SEMANTICS",
+    "VALIDATION_OUTPUT_TOO_LARGE",
+    "VALIDATION_TRUNCATED",
+    "PROVIDER_OF_A_PLUG_IN",
+    "VALIDATION_OF_A_PLUG_IN",
+}
+ONCE = {
+    "PROVIDER_CONNECTION_LOST",
+    "PROVIDER_EMPTY_OUTPUT",
+    "INTERNAL_ERROR",
+    "INTERNAL_PROJECTION",
+    "INTERNAL_DATABASE",
+    "INTERNAL_OF_A_PLUG_IN",
+    "NAMED_LIKE_NOTHING_ELSE",
+}
+BY_DEFINITION = {"TIMEOUT"}
+NEVER = {"CONTENT_SAFETY_OF_A_PLUG_IN", "CREDENTIAL_OF_A_PLUG_IN"} | {
+    code for code in CODES if code not in BACKOFF | ONCE | BY_DEFINITION
+}
+
+
+def definition(*, delay: int = 1000, abort_strategy: str = "fail") -> JobDefinition:
+    changed = replace(DEFINITION.execution, retry_backoff=RetryBackoff(delay), abort_strategy=abort_strategy)
+    return replace(DEFINITION, execution=changed)
+
+
+def wait(code: str, *, retries: int = 0, most: int = 5, before: int = 0, strategy: str = "fail") -> timedelta | None:
+    return wait_before_retry(
+        JobError(code),
+        definition(abort_strategy=strategy),
+        retry_count=retries,
+        max_retries=most,
+        same_code_before=before,
+    )
+
+
+def test_the_table_names_every_code_that_must_never_be_tried_again() -> None:
+    assert {
+        "CANCELLED",
+        "PROVIDER_ACCOUNT_EXHAUSTED",
+        "VALIDATION_INPUT_TOO_LARGE",
+        "VALIDATION_NOTHING_TO_EXTRACT",
+        "CONTENT_SAFETY_BLOCKED",
+        "CREDENTIAL_INVALID",
+        "CREDENTIAL_NOT_FOUND",
+        "CREDENTIAL_INSUFFICIENT_BALANCE",
+        "INTERNAL_CONFIG",
+        "INTERNAL_SNAPSHOT_MISSING",
+        "INTERNAL_WORKER_LOST",
+        "INTERNAL_NOT_DISPATCHED",
+        "INTERNAL_UNKNOWN_JOB_TYPE",
+    } <= NEVER
+
+
+@pytest.mark.parametrize("code", sorted(NEVER))
+def test_a_code_that_no_repeat_can_mend_is_never_tried_again(code: str) -> None:
+    assert wait(code, strategy="retry") is None
+
+
+@pytest.mark.parametrize("code", sorted(BACKOFF))
+def test_a_passing_trouble_is_tried_again_up_to_the_bound_and_no_further(code: str) -> None:
+    assert wait(code, retries=4, before=4) is not None
+    assert wait(code, retries=5, before=5) is None
+    assert wait(code, most=0) is None
+
+
+@pytest.mark.parametrize("code", sorted(ONCE))
+def test_a_fault_of_our_own_is_tried_again_once(code: str) -> None:
+    assert wait(code) is not None
+    assert wait(code, retries=1, before=1) is None
+    assert wait(code, most=0) is None, "once never exceeds max_retries"
+
+
+def test_once_counts_each_code_for_itself() -> None:
+    assert wait("INTERNAL_PROJECTION", retries=1, before=0) is not None
+
+
+def test_a_timeout_is_tried_again_where_the_definition_says_so() -> None:
+    assert wait("TIMEOUT", strategy="fail") is None
+    assert wait("TIMEOUT", strategy="retry", retries=4, before=4) is not None
+    assert wait("TIMEOUT", strategy="retry", retries=5) is None
+
+
+def test_each_wait_is_twice_the_one_before() -> None:
+    waits = [wait("PROVIDER_UNAVAILABLE", retries=n) for n in range(4)]
+    assert waits == [timedelta(seconds=s) for s in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(30, 30), (1, 4)])
+def test_the_provider_can_lengthen_the_wait_but_not_shorten_it(asked: int, waited: int) -> None:
+    error = JobError("PROVIDER_RATE_LIMITED", retry_after=timedelta(seconds=asked))
+    found = wait_before_retry(error, definition(), retry_count=2, max_retries=3, same_code_before=2)
+    assert found == timedelta(seconds=waited)
