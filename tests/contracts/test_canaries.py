@@ -1,0 +1,348 @@
+"""Marked content goes through a real journey, and is found where it belongs and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jwt
+import pytest
+import redis
+from flask import Flask
+from flask.testing import FlaskClient
+from sqlalchemy import inspect, text
+
+from aijobs.clock import utc_now
+from aijobs.db import Database
+from aijobs.ids import InstanceId
+from aijobs.jobs.service import CreateJobInput
+from aijobs.logs import configure
+from aijobs.queues.broker import RedisBroker, queue_key
+from aijobs.queues.codec import PREFIX_BYTES, decode
+from aijobs.queues.presence import Presence
+from aijobs.settings import KeyRing, Settings
+from aijobs.web.factory import create_app
+from aijobs.wiring import Services, build_engine, build_maintenance_crew, build_services
+from tests.support.polling import poll
+from tests.support.processes import Run
+from tests.support.rows import prepare_database
+from tests.support.servers import ValkeyServer
+
+CONTENT = "CANARYCONTENT"
+USER = "CANARYUSER"
+KEY = "CANARYKEY"
+SECRET = "CANARYSECRET"
+MARKS = (CONTENT, USER, KEY, SECRET)
+
+NOTES = {
+    "lang": "en",
+    "source": {"id": f"note-{CONTENT}", "title": f"About {CONTENT}"},
+    "segments": [
+        {
+            "sid": "p1",
+            "text": f"{CONTENT} osmosis is the movement of water across a membrane. "
+            f"A {CONTENT} solute is a substance that is dissolved in a liquid.",
+        }
+    ],
+}
+
+COLUMNS = {
+    CONTENT: {
+        "ai_job_snapshots.content",
+        "ai_jobs.validated_output",
+        "ai_jobs.target_id",
+        "ai_jobs.internal_error_message",
+        "flashcards.front",
+        "flashcards.back",
+        "flashcards.text",
+        "flashcards.hint",
+        "flashcards.tags",
+        "flashcards.evidence",
+        "flashcards.source_id",
+        "flashcards.source_title",
+    },
+    USER: {
+        "ai_jobs.user_id",
+        "ai_jobs.cancel_requested_by",
+        "ai_job_events.actor",
+        "ai_usage_logs.user_id",
+        "flashcards.user_id",
+        "outbox_events.dedupe_key",
+        "quota_usage.user_id",
+    },
+    KEY: {"ai_jobs.idempotency_key", "outbox_events.dedupe_key"},
+    SECRET: set(),
+}
+"""Where each mark may stand. `target_id` is the note's id, the app's own; an internal message may quote an exception,
+and only a SUPER_ADMIN sees it."""
+
+
+@dataclass
+class Journey:
+    """A web application, a broker with a password, an engine in this process, and everything they wrote."""
+
+    services: Services
+    app: Flask
+    redis: redis.Redis
+    log: io.StringIO
+    answers: list[str] = field(default_factory=list)
+    seen_in_redis: list[str] = field(default_factory=list)
+
+    @property
+    def client(self) -> FlaskClient:
+        return self.app.test_client()
+
+    def ask(self, method: str, path: str, user: str = USER, **options: Any) -> Any:
+        claims = {"sub": user, "exp": utc_now().timestamp() + 600}
+        token = jwt.encode(claims, self.services.settings.jwt_secret, "HS256")
+        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})}
+        return self.client.open(path, method=method, headers=headers, **options)
+
+    def dump_redis(self) -> str:
+        """Every key with its value, as text; kept in `seen_in_redis`."""
+        lines = []
+        for key in self.redis.scan_iter(count=1000):
+            kind = self.redis.type(key)
+            readers: dict[bytes, Callable[[bytes], Any]] = {
+                b"string": self.redis.get,
+                b"zset": lambda k: self.redis.zrange(k, 0, -1, withscores=True),
+                b"list": lambda k: self.redis.lrange(k, 0, -1),
+                b"set": self.redis.smembers,
+                b"hash": self.redis.hgetall,
+            }
+            lines.append(f"{key!r} = {readers[kind](key)!r}")
+        self.seen_in_redis += lines
+        return "\n".join(lines)
+
+    def run_next(self, queue_name: str) -> str:
+        """Pop a queue's next message, as a consumer does, and run it."""
+        popped = self.redis.zpopmin(queue_key(queue_name))
+        assert popped, f"nothing waits in {queue_name}"
+        envelope = decode(popped[0][0][PREFIX_BYTES:], self.services.settings.message_keys, queue_name)
+        instance = InstanceId.current()
+        presence = Presence(self.services.broker.client, instance, queue_name, beat_s=0.05)
+        engine = build_engine(self.services, presence, instance, lambda: None)
+        presence.start()
+        engine.start()
+        try:
+            return engine.execute(envelope.message)
+        finally:
+            self.dump_redis()
+            engine.drain(0)
+            engine.close()
+            presence.leave()
+
+
+@pytest.fixture
+def journey(
+    create_sqlite_database: Callable[..., str], start_valkey: Callable[..., ValkeyServer], run: Run
+) -> Iterator[Journey]:
+    server = start_valkey(f"requirepass {SECRET}redis")
+    url = server.url_for("default", f"{SECRET}redis")
+    settings = Settings(
+        instance_path=run.new_folder("canary"),
+        database_url=create_sqlite_database(prepare_database),
+        redis_url=url,
+        secret_key=f"{SECRET}session" + "s" * 32,
+        jwt_secret=f"{SECRET}jwt" + "j" * 32,
+        message_keys=KeyRing((("k1", f"{SECRET}message".encode() + b"m" * 32),)),
+    )
+    with _captured("DEBUG") as log:
+        services = build_services(settings)
+        client = redis.Redis.from_url(url)
+        yield Journey(services, create_app(services=services), client, log)
+        client.close()
+        services.broker.client.close()
+        services.database.dispose()
+
+
+@contextlib.contextmanager
+def _captured(level: str) -> Iterator[io.StringIO]:
+    """Everything that is logged, by us and by libraries, from every thread."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, before = list(root.handlers), root.level
+    configure(level, stream=stream)
+    try:
+        yield stream
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(before)
+
+
+def _flashcards(journey: Journey, key: str = KEY) -> str:
+    answer = journey.ask("POST", "/api/learning/flashcards", json=NOTES, headers={"Idempotency-Key": key})
+    assert answer.status_code == 202, answer.json
+    return str(answer.json["jobId"])
+
+
+def _script(journey: Journey, *calls: dict[str, Any], key: str) -> str:
+    created = journey.services.jobs.create_job(
+        CreateJobInput(
+            user_id=USER,
+            job_type="synthetic",
+            target_type="script",
+            target_id=f"{CONTENT}-{key}",
+            input={"calls": list(calls)},
+            idempotency_key=f"{KEY}-{key}",
+        )
+    )
+    return str(created.job.id)
+
+
+def _whole_journey(journey: Journey) -> dict[str, str]:
+    """A job of each fate: succeeded, failed and retried, cancelled while it waits, cancelled while it runs."""
+    jobs = {"succeeded": _flashcards(journey)}
+    journey.dump_redis()
+    assert journey.run_next("ai-background") == "succeeded"
+
+    jobs["failed"] = _script(journey, {"raise": "CONTENT_SAFETY_BLOCKED", "output": {"x": CONTENT}}, key="failed")
+    assert journey.run_next("ai-interactive") == "failed"
+    jobs["retry"] = journey.services.jobs.retry(jobs["failed"], by="operator:ada").job.id
+    assert journey.run_next("ai-interactive") == "failed"
+
+    jobs["waiting"] = _flashcards(journey, f"{KEY}-waiting")
+    assert journey.ask("POST", f"/api/ai/jobs/{jobs['waiting']}/cancel").json["phase"] == "cancelled"
+
+    jobs["running"] = _script(journey, {"sleep_ms": 60_000, "output": {"x": CONTENT}}, key="running")
+    outcome: list[str] = []
+    worker = threading.Thread(target=lambda: outcome.append(journey.run_next("ai-interactive")))
+    worker.start()
+    poll(lambda: jobs["running"] in journey.dump_redis(), what="the heartbeat names the job")
+    assert journey.ask("POST", f"/api/ai/jobs/{jobs['running']}/cancel").json["phase"] == "cancel_requested"
+    assert "job:cancel:" in journey.dump_redis()
+    worker.join(timeout=20)
+    assert outcome == ["cancelled"]
+    _exploding(journey)
+    for one in build_maintenance_crew(journey.services).passes:
+        one.run()
+    journey.dump_redis()
+    return jobs
+
+
+def _exploding(journey: Journey) -> None:
+    """A job type whose own code quotes its input in an exception."""
+    registry = journey.services.registry
+    definition = registry.get("synthetic")
+
+    def explode(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
+        raise ValueError(f"can't read {job_input} with {SECRET}")
+
+    registry._definitions["synthetic"] = replace(
+        definition, script=explode, execution=replace(definition.execution, max_retries=0)
+    )
+    try:
+        _script(journey, {"output": {"x": CONTENT}}, key="exploding")
+        assert journey.run_next("ai-interactive") == "failed"
+    finally:
+        registry._definitions["synthetic"] = definition
+
+
+def test_logs_at_debug_hold_no_content_user_key_or_secret(journey: Journey) -> None:
+    _whole_journey(journey)
+    lines = journey.log.getvalue().splitlines()
+    events = {json.loads(line)["event"] for line in lines}
+    assert {"job.created", "job.locked", "job.succeeded", "job.failed", "job.cancelled"} <= events
+    assert not [line for line in lines if any(mark in line for mark in MARKS)]
+
+
+def test_the_broker_holds_no_content_user_key_or_secret(journey: Journey) -> None:
+    _whole_journey(journey)
+    seen = journey.seen_in_redis
+    assert any("huey.redis.aijobs_" in line for line in seen)
+    assert any("worker:heartbeat:" in line for line in seen)
+    assert any("job:cancel:" in line for line in seen)
+    assert not [line for line in seen if any(mark in line for mark in MARKS)]
+
+
+def test_the_database_holds_each_mark_in_its_own_columns_alone(journey: Journey) -> None:
+    _whole_journey(journey)
+    for mark, allowed in COLUMNS.items():
+        found = _columns_with(journey.services.database, mark)
+        if mark == SECRET:
+            # What the exploding type quoted; kept for a SUPER_ADMIN.
+            allowed = {"ai_jobs.internal_error_message"}
+        assert found <= allowed, f"{mark}: {sorted(found - allowed)}"
+    assert {"ai_job_snapshots.content", "flashcards.evidence"} <= _columns_with(journey.services.database, CONTENT)
+
+
+def _columns_with(database: Database, mark: str) -> set[str]:
+    found = set()
+    with database.engine.connect() as connection:
+        for table in inspect(connection).get_table_names():
+            for row in connection.execute(text(f"SELECT * FROM {table}")).mappings():
+                found |= {f"{table}.{column}" for column, value in row.items() if mark in str(value)}
+    return found
+
+
+def test_the_outbox_payload_is_four_fields_and_the_message_four_others(journey: Journey) -> None:
+    _flashcards(journey)
+    with journey.services.database.engine.connect() as connection:
+        (payload,) = connection.execute(text("SELECT payload FROM outbox_events")).scalars()
+    assert set(json.loads(payload)) == {"jobId", "jobType", "queueName", "priority"}
+    ((member, _),) = journey.redis.zrange(queue_key("ai-background"), 0, -1, withscores=True)
+    body = json.loads(member[PREFIX_BYTES:])
+    assert set(body["args"][0]) == {"jobId", "jobType", "idempotencyKey", "createdAt"}
+
+
+def test_another_user_sees_nothing_of_a_job(journey: Journey) -> None:
+    jobs = _whole_journey(journey)
+    for job_id in jobs.values():
+        for method, path in (
+            ("GET", f"/api/ai/jobs/{job_id}"),
+            ("POST", f"/api/ai/jobs/{job_id}/cancel"),
+            ("GET", f"/api/learning/flashcards?jobId={job_id}"),
+        ):
+            answer = journey.ask(method, path, user="somebody else")
+            assert answer.status_code == 404
+            assert not _marked(answer)
+    assert journey.ask("GET", "/api/ai/jobs", user="somebody else").json == {"jobs": []}
+
+
+def test_a_users_own_job_shows_no_content_key_or_secret(journey: Journey) -> None:
+    jobs = _whole_journey(journey)
+    for job_id in jobs.values():
+        answer = journey.ask("GET", f"/api/ai/jobs/{job_id}")
+        assert answer.status_code == 200
+        assert not _marked(answer)
+    cards = journey.ask("GET", f"/api/learning/flashcards?jobId={jobs['succeeded']}")
+    assert CONTENT in cards.get_data(as_text=True), "the cards are what the user asked for"
+
+
+def test_an_error_repeats_nothing_of_the_request_but_names_of_fields(journey: Journey) -> None:
+    _flashcards(journey)
+    refused = [
+        journey.ask("POST", "/api/learning/flashcards", json={**NOTES, "lang": CONTENT}),
+        journey.ask("POST", "/api/learning/flashcards", json={**NOTES, "segments": [{"sid": CONTENT, "text": " "}]}),
+        journey.ask("POST", "/api/learning/flashcards", json={**NOTES, "lang": "zh"}, headers={"Idempotency-Key": KEY}),
+        journey.ask("POST", "/api/learning/flashcards", json=NOTES, headers={"Idempotency-Key": f" {KEY}"}),
+        journey.ask("POST", "/api/learning/flashcards", data=f'{{"lang": {CONTENT}', content_type="application/json"),
+        journey.ask("GET", f"/api/learning/flashcards?jobId={CONTENT}"),
+        journey.client.get("/api/ai/jobs", headers={"Authorization": f"Bearer {SECRET}"}),
+    ]
+    assert [answer.status_code for answer in refused] == [422, 422, 409, 422, 400, 404, 401]
+    assert not [answer.get_data(as_text=True) for answer in refused if _marked(answer)]
+
+
+def test_a_broker_that_is_away_is_logged_without_its_password(journey: Journey) -> None:
+    url = f"redis://default:{SECRET}redis@127.0.0.1:1/0"
+    broker = RedisBroker.from_settings(replace(journey.services.settings, redis_url=url))
+    services = build_services(journey.services.settings, database=journey.services.database, broker=broker)
+    created = services.jobs.create_job(
+        CreateJobInput(USER, "synthetic", "script", f"{CONTENT}-away", {"calls": [{"output": {"x": CONTENT}}]})
+    )
+    assert created.created
+    broker.client.close()
+    log = journey.log.getvalue()
+    assert "handover.broker.away" in log
+    assert not [mark for mark in MARKS if mark in log]
+
+
+def _marked(answer: Any) -> bool:
+    said = answer.get_data(as_text=True) + str(answer.headers)
+    return any(mark in said for mark in MARKS)
