@@ -16,6 +16,7 @@ from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
 from aijobs.db import Clock, Database, DatabaseClock
+from aijobs.definitions.definition import MAINTENANCE_QUEUE
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.engine import ExecutionEngine
@@ -38,7 +39,7 @@ from aijobs.outbox.service import OutboxService
 from aijobs.queues.broker import RedisBroker
 from aijobs.queues.crew import Crew, Pass
 from aijobs.queues.message import OutgoingMessage
-from aijobs.queues.presence import Presence, PresenceReader
+from aijobs.queues.presence import BEAT_S, Presence, PresenceReader
 from aijobs.schema import check_schema
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
@@ -183,7 +184,7 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
     """What a consumer of a queue of jobs works with."""
     services.check_schema()
     instance = InstanceId.current()
-    presence = Presence(services.broker.client, instance, queue_name, beat_s=services.settings.heartbeat_s)
+    presence = build_presence(services, instance, queue_name)
     engine = build_engine(services, presence, instance, abandon)
     reaper = LockReaper(services.database, services.lifecycle)
     redrive = build_redrive(services)
@@ -209,12 +210,14 @@ def build_maintenance_crew(services: Services) -> Crew:
     """What a consumer of the maintenance queue works with: the passes."""
     services.check_schema()
     s, settings = services, services.settings
+    instance = InstanceId.current()
+    presence = build_presence(s, instance, MAINTENANCE_QUEUE)
     dispatcher = OutboxDispatcher(
         s.database,
         s.outbox_events,
         s.lifecycle,
         s.broker,
-        str(InstanceId.current()),
+        str(instance),
         batch=settings.dispatch_batch,
         claim_ttl=settings.seconds("claim_ttl"),
     )
@@ -226,7 +229,13 @@ def build_maintenance_crew(services: Services) -> Crew:
         Pass("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
         Pass("retention", settings.cleanup_s, build_retention(s).run),
     )
-    return Crew(passes=passes)
+    return Crew(passes=passes, start=presence.start, drain=lambda grace_s: presence.leave())
+
+
+def build_presence(services: Services, instance: InstanceId, queue_name: str) -> Presence:
+    """The heartbeat of one consumer process; a long lease makes it no slower than its key lives."""
+    beat_s = min(services.settings.heartbeat_s, BEAT_S)
+    return Presence(services.broker.client, instance, queue_name, beat_s=beat_s)
 
 
 def build_retention(services: Services) -> Retention:

@@ -67,9 +67,8 @@ class OutboxRepository:
             status=PUBLISHED if published else PENDING,
             published_at=self._clock.now() if published else None,
             available_at=self._clock.now() if available_at is None else available_at,
-            message_version=MESSAGE_VERSION,
-            message_key_id=self._key_id,
             created_at=self._clock.now(),
+            **self._of_today(),
         )
         try:
             with savepoint(session):
@@ -207,10 +206,30 @@ class OutboxRepository:
         return self._mark(session, event_ids, holder, values)
 
     def mark_failed(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
-        """Put a claimed event that failed back for later; only where it has attempts left."""
+        """Put a claimed event that failed back for later; only where it has attempts left.
+
+        It is sent under today's key and version then: what was wrong may have been a key that is gone.
+        """
         wait = RETRY_AFTER[min(event.attempt_count, len(RETRY_AFTER)) - 1]
-        values = {"status": PENDING, "available_at": self._clock.now(wait), "last_error": error[:300]}
+        values = {
+            "status": PENDING,
+            "available_at": self._clock.now(wait),
+            "last_error": error[:300],
+            **self._of_today(),
+        }
         return self._mark(session, [event.id], holder, values)
+
+    def sign_anew(self, session: Session, event: OutboxEvent) -> None:
+        """Give a published event that can't be sent any more today's key and version."""
+        change_rows(
+            session,
+            update(OutboxEvent)
+            .where(OutboxEvent.id == event.id, OutboxEvent.message_key_id == event.message_key_id)
+            .values(last_sent_at=None, **self._of_today()),
+        )
+
+    def _of_today(self) -> dict[str, Any]:
+        return {"message_version": MESSAGE_VERSION, "message_key_id": self._key_id}
 
     def mark_dead(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
         """End a claimed event whose attempts are used up."""

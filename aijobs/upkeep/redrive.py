@@ -94,7 +94,10 @@ class Redrive:
             return 0
         # Counted before it is sent: where this process dies between the two, the next pass finds it missing again.
         counted = self._database.write(lambda s: [event for event in lost if self._outbox.count_redrive(s, event)])
-        self._broker.send([messages[event.id] for event in counted])
+        failures = self._broker.send([messages[event.id] for event in counted])
+        for event in counted:
+            if event.id in failures:
+                self._sign_anew(event, failures[event.id])
         for event in counted:
             job = by_key[event.dedupe_key]
             logger.warning(
@@ -110,6 +113,13 @@ class Redrive:
                 ),
             )
         return len(counted)
+
+    def _sign_anew(self, event: OutboxEvent, why: Exception) -> None:
+        """An event whose key was taken out of the ring goes out under today's with the next pass."""
+        logger.warning(
+            "outbox.signed_anew", error=type(why).__name__, **job_fields(jobId=event.aggregate_id, outboxId=event.id)
+        )
+        self._database.write(lambda session: self._outbox.sign_anew(session, event))
 
     def _published(self, session: Session, dedupe_keys: Sequence[str], waited: timedelta) -> list[OutboxEvent]:
         """The events of these keys that went out, and that nobody sent again just now."""
