@@ -96,8 +96,7 @@ def check_prompt(sample: JobTypeSample, prompts: PromptTemplates) -> None:
 
 
 def _longest_text(value: Any) -> str:
-    texts = [text for text in re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(value))]
-    return max(texts, key=len)
+    return str(max(re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(value)), key=len))
 
 
 def check_codes(source: str) -> None:

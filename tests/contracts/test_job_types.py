@@ -24,6 +24,7 @@ from tests.contracts.sources import modules
 from tests.support.rows import build_job, prepare_database
 
 NAMES = [found.name for found in pkgutil.iter_modules(job_types.__path__)]
+PRIVATE = re.compile(r"\d+\.\d+\.\d+\.\d+|://|/\w+/|\\|Traceback|Error\b|Exception|\bsk-|\.py\b|localhost")
 MODULES = find_job_types(job_types)
 prompts = PromptTemplates(prompt_folders(MODULES))
 

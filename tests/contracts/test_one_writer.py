@@ -42,19 +42,19 @@ def targets(node: ast.AST) -> Iterator[ast.AST]:
 
 def writes(module: Module) -> list[int]:
     """The lines that write the column, or prepare to: an assignment, a row, an UPDATE's values, SQL as text."""
-    found = []
-    for node in ast.walk(module.tree):
-        if any(isinstance(t, ast.Attribute) and t.attr == COLUMN for t in targets(node)):
-            found.append(node.lineno)  # type: ignore[attr-defined]
-        elif any(isinstance(t, ast.Subscript) and _is_column(t.slice) for t in targets(node)):
-            found.append(node.lineno)  # type: ignore[attr-defined]
-        elif isinstance(node, ast.Call) and _call_writes(node):
-            found.append(node.lineno)
-        elif isinstance(node, ast.Dict) and any(_is_column(key) for key in node.keys):
-            found.append(node.lineno)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _SQL.search(node.value):
-            found.append(node.lineno)
-    return found
+    return [node.lineno for node in ast.walk(module.tree) if _writes(node)]  # type: ignore[attr-defined]
+
+
+def _writes(node: ast.AST) -> bool:
+    return any(
+        (
+            any(isinstance(t, ast.Attribute) and t.attr == COLUMN for t in targets(node)),
+            any(isinstance(t, ast.Subscript) and _is_column(t.slice) for t in targets(node)),
+            isinstance(node, ast.Call) and _call_writes(node),
+            isinstance(node, ast.Dict) and any(_is_column(key) for key in node.keys),
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(_SQL.search(node.value)),
+        )
+    )
 
 
 _SQL = re.compile(rf"(?is)\bupdate\s+ai_jobs\b.*\bset\b.*\b{COLUMN}\b|\binsert\s+into\s+ai_jobs\b.*\b{COLUMN}\b")
@@ -185,13 +185,13 @@ def test_jobs_are_created_by_business_services_and_by_retry_alone() -> None:
 
 def switches(module: Module) -> list[int]:
     """Comparisons of a job type with a literal, and `match` over one."""
-    found = []
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Compare) and _names_a_type(node.left) and any(map(_is_literal, node.comparators)):
-            found.append(node.lineno)
-        elif isinstance(node, ast.Match) and _names_a_type(node.subject):
-            found.append(node.lineno)
-    return found
+    return [node.lineno for node in ast.walk(module.tree) if _switches(node)]  # type: ignore[attr-defined]
+
+
+def _switches(node: ast.AST) -> bool:
+    if isinstance(node, ast.Match):
+        return _names_a_type(node.subject)
+    return isinstance(node, ast.Compare) and _names_a_type(node.left) and any(map(_is_literal, node.comparators))
 
 
 def _names_a_type(node: ast.AST) -> bool:
