@@ -84,8 +84,8 @@ class JobChanges:
         )
         return job
 
-    def refusal(self, session: Session, who: str | Claim) -> LifecycleError:
-        """Why an UPDATE found no row, read from the row as it is now."""
+    def refusal(self, session: Session, who: str | Claim, *, cancelling: bool = False) -> LifecycleError:
+        """Why an UPDATE found no row, read from the row as it is now; `cancelling`: it looked for a request."""
         job_id = who.job_id if isinstance(who, Claim) else who
         job = session.get(AiJob, job_id, populate_existing=True)
         if job is None:
@@ -95,7 +95,10 @@ class JobChanges:
         if isinstance(who, Claim):
             if job.locked_by != who.token or job.attempt_no != who.attempt_no:
                 return LockLost(job_id, f"attempt {who.attempt_no} does not hold it any more")
-            if job.cancel_requested_at is not None:
+            asked = job.cancel_requested_at is not None
+            if cancelling and not asked:
+                return IllegalTransition(job_id, "nobody asked to cancel it")
+            if asked and not cancelling:
                 return CancelRequested(job_id, "a cancel was asked for")
             return LockLost(job_id, "its lease was renewed or taken meanwhile")
         if job.lifecycle_status == QUEUED or job.locked_by is None:

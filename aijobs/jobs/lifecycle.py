@@ -360,7 +360,7 @@ class LifecycleRepository:
     def _cancel(self, session: Session, job_id: str, where: ColumnElement[bool], who: str | Claim, actor: str) -> AiJob:
         asked = AiJob.cancel_requested_at.is_not(None)
         if not self._changes.change(session, job_id, where, asked, **self._final(CANCELLED)):
-            raise self._changes.refusal(session, who)
+            raise self._changes.refusal(session, who, cancelling=True)
         instance = who.instance if isinstance(who, Claim) else None
         return self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
 

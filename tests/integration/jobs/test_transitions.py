@@ -1,0 +1,222 @@
+"""Every writer of the lifecycle against every state: what is allowed is told in full, what isn't changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from aijobs.errors import (
+    CancelRequested,
+    IllegalTransition,
+    JobGone,
+    JobLockConflict,
+    LifecycleError,
+    LockLost,
+)
+from aijobs.ids import new_id
+from aijobs.jobs.lifecycle import Claim, JobErrorInfo
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import FINAL, OPEN
+from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING, OutboxEvent
+from tests.support.jobs import BEGIN, Kit
+
+ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
+Writer = Callable[[Kit, str, Claim], Any]
+
+
+def _in_session(kit: Kit, work: Callable[[Any], Any]) -> None:
+    with kit.database.transaction() as session:
+        work(session)
+
+
+def _expire(kit: Kit, job_id: str, claim: Claim) -> AiJob:
+    return kit.lifecycle.expire(claim, kit.job(job_id).lock_until or BEGIN)
+
+
+WRITERS: dict[str, Writer] = {
+    "lock_job": lambda kit, job_id, claim: kit.lifecycle.lock_job(job_id, "worker-2"),
+    "extend_lock": lambda kit, job_id, claim: kit.lifecycle.extend_lock(claim),
+    "report_progress": lambda kit, job_id, claim: kit.lifecycle.report_progress(claim, 40),
+    "save_output": lambda kit, job_id, claim: kit.lifecycle.save_output(claim, {"said": "yes"}),
+    "note_provider_call": lambda kit, job_id, claim: _in_session(
+        kit, lambda s: kit.lifecycle.note_provider_call(s, claim)
+    ),
+    "lock_row": lambda kit, job_id, claim: _in_session(kit, lambda s: kit.lifecycle.lock_row(s, claim)),
+    "mark_succeeded": lambda kit, job_id, claim: kit.lifecycle.mark_succeeded(claim),
+    "mark_failed": lambda kit, job_id, claim: kit.lifecycle.mark_failed(claim, ERROR),
+    "mark_cancelled by claim": lambda kit, job_id, claim: kit.lifecycle.mark_cancelled(claim),
+    "mark_cancelled by id": lambda kit, job_id, claim: kit.lifecycle.mark_cancelled(job_id),
+    "request_cancel": lambda kit, job_id, claim: kit.lifecycle.request_cancel(job_id, "user:u1"),
+    "release": lambda kit, job_id, claim: kit.lifecycle.release(claim),
+    "release_for_retry": lambda kit, job_id, claim: kit.lifecycle.release_for_retry(claim, BEGIN + timedelta(hours=1)),
+    "expire": _expire,
+    "give_up": lambda kit, job_id, claim: kit.lifecycle.give_up(job_id, kit.job(job_id).attempt_no + 1, ERROR),
+}
+
+STATES = ("queued", "retrying", "running", "cancel_requested", "succeeded", "failed", "cancelled")
+HOLDERS = tuple(
+    name for name in WRITERS if name not in ("lock_job", "mark_cancelled by id", "request_cancel", "give_up")
+)
+
+Outcome = tuple[str, list[str]] | type[LifecycleError]
+"""The state afterwards and the history rows that were added; or the error."""
+
+ALLOWED: dict[str, dict[str, Outcome]] = {
+    "queued": {
+        "lock_job": ("running", ["locked"]),
+        "request_cancel": ("cancelled", ["cancel_requested", "cancelled"]),
+        "give_up": ("failed", ["locked", "failed"]),
+        "mark_cancelled by id": IllegalTransition,
+        **dict.fromkeys(HOLDERS, LockLost),
+    },
+    "retrying": {
+        "lock_job": ("running", ["locked"]),
+        "request_cancel": ("cancelled", ["cancel_requested", "cancelled"]),
+        "give_up": ("failed", ["locked", "failed"]),
+        "mark_cancelled by id": IllegalTransition,
+        **dict.fromkeys(HOLDERS, LockLost),
+    },
+    "running": {
+        "lock_job": JobLockConflict,
+        "extend_lock": ("running", []),
+        "report_progress": ("running", []),
+        "save_output": ("running", ["output_saved"]),
+        "note_provider_call": ("running", ["provider_called"]),
+        "lock_row": ("running", []),
+        "mark_succeeded": ("succeeded", ["succeeded"]),
+        "mark_failed": ("failed", ["failed"]),
+        "mark_cancelled by claim": IllegalTransition,
+        "mark_cancelled by id": JobLockConflict,
+        "request_cancel": ("running", ["cancel_requested"]),
+        "release": ("running", ["released"]),
+        "release_for_retry": ("running", ["retry_scheduled"]),
+        "expire": ("running", ["lease_lost"]),
+        "give_up": JobLockConflict,
+    },
+    "cancel_requested": {
+        "lock_job": JobLockConflict,
+        "extend_lock": ("running", []),
+        "report_progress": ("running", []),
+        "save_output": ("running", ["output_saved"]),
+        "note_provider_call": CancelRequested,
+        "lock_row": CancelRequested,
+        "mark_succeeded": CancelRequested,
+        "mark_failed": ("cancelled", ["cancelled"]),
+        "mark_cancelled by claim": ("cancelled", ["cancelled"]),
+        "mark_cancelled by id": JobLockConflict,
+        "request_cancel": ("running", []),
+        "release": ("cancelled", ["cancelled"]),
+        "release_for_retry": ("cancelled", ["cancelled"]),
+        "expire": ("cancelled", ["cancelled"]),
+        "give_up": JobLockConflict,
+    },
+    **{
+        final: {
+            "lock_job": JobLockConflict,
+            "give_up": JobLockConflict,
+            "mark_cancelled by id": IllegalTransition,
+            "request_cancel": (final, []),
+            **dict.fromkeys(HOLDERS, IllegalTransition),
+        }
+        for final in sorted(FINAL)
+    },
+}
+
+
+def test_the_table_of_this_test_names_each_writer_in_each_state() -> None:
+    assert {state: set(cells) for state, cells in ALLOWED.items()} == {state: set(WRITERS) for state in STATES}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_changes_a_job_in_the_allowed_states_alone_and_tells_it(kit: Kit, writer: str) -> None:
+    for state in STATES:
+        _check_cell(kit, state, writer)
+
+
+def _check_cell(kit: Kit, state: str, writer: str) -> None:
+    job_id, claim = kit.job_in(state, user_id=f"user of {state}")
+    before, told = kit.everything(), kit.types(job_id)
+    outcome = ALLOWED[state][writer]
+    kit.advance(1)
+    if isinstance(outcome, type):
+        with pytest.raises(outcome) as refused:
+            WRITERS[writer](kit, job_id, claim)
+        assert type(refused.value) is outcome, f"{writer} on {state}"
+        assert kit.everything() == before, f"{writer} on {state} wrote something"
+        return
+    after, added = outcome
+    WRITERS[writer](kit, job_id, claim)
+    job = kit.job(job_id)
+    assert job.lifecycle_status == after, f"{writer} on {state}"
+    assert kit.types(job_id) == told + added, f"{writer} on {state}"
+    if state in FINAL:
+        assert kit.everything() == before, f"{writer} on {state} wrote something"
+    # Whoever gives a job up settles the event that asked for the attempt: the dispatcher marks it dead.
+    _check_row(kit, job, event_left=writer == "give_up")
+    others = {row["id"]: row for row in before["ai_jobs"] if row["id"] != job_id}
+    assert {row["id"]: row for row in kit.rows("ai_jobs") if row["id"] != job_id} == others
+
+
+def _check_row(kit: Kit, job: AiJob, *, event_left: bool) -> None:
+    """What holds for a job in any state."""
+    ends = [event for event in kit.events(job.id) if event.event_type != ENQUEUE]
+    if job.lifecycle_status in FINAL:
+        assert [event.event_type for event in ends] == [END_EVENTS[job.lifecycle_status]]
+        assert (job.locked_by, job.locked_at, job.lock_until, job.next_attempt_at) == (None, None, None, None)
+        assert job.finished_at is not None
+    else:
+        assert ends == []
+        assert job.finished_at is None
+    assert (job.locked_by is None) == (job.lock_until is None) == (job.locked_at is None)
+    waits = job.lifecycle_status in OPEN and job.locked_by is None
+    enqueues = kit.events(job.id, ENQUEUE)
+    cancelled_waiting = job.lifecycle_status == "cancelled" and kit.history(job.id)[-1].instance is None
+    last = job.attempt_no + (1 if waits or cancelled_waiting else 0)
+    assert [_attempt(event) for event in enqueues] == list(range(1, last + 1)), "one event an attempt"
+    if not event_left:
+        assert [_attempt(event) for event in enqueues if event.status == PENDING] == ([last] if waits else [])
+
+
+def _attempt(event: OutboxEvent) -> int:
+    return int(event.dedupe_key.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("expire", "give_up")])
+def test_a_writer_says_that_there_is_no_such_job(sqlite_kit: Kit, writer: str) -> None:
+    kit, nobody = sqlite_kit, new_id()
+    with pytest.raises(JobLockConflict if writer == "lock_job" else JobGone):
+        WRITERS[writer](kit, nobody, Claim(nobody, "worker-1/x", 1))
+    assert kit.counts() == {}
+
+
+def test_the_legacy_status_shadows_each_state_and_a_waiting_cancel(kit: Kit) -> None:
+    for state in (*STATES, "cancelled_waiting"):
+        kit.job_in(state)
+    pairs = {(row["lifecycle_status"], row["status"]) for row in kit.rows("ai_jobs")}
+    assert pairs == {
+        ("queued", "pending"),
+        ("running", "processing"),
+        ("running", "cancel_requested"),
+        ("succeeded", "completed"),
+        ("failed", "failed"),
+        ("cancelled", "cancelled"),
+    }
+
+
+def test_the_legacy_status_cannot_be_written(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    with pytest.raises(DBAPIError), kit.database.transaction() as session:
+        session.execute(text("UPDATE ai_jobs SET status = 'completed'"))
+    assert kit.row(job_id)["status"] == "pending"
+
+
+def test_the_database_itself_refuses_a_sixth_state(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    with pytest.raises(DBAPIError):
+        kit.set(job_id, lifecycle_status="retrying")
+    assert kit.job(job_id).lifecycle_status == "queued"
