@@ -1,0 +1,43 @@
+"""Cursors: what was not made by the list itself never reaches the database."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aijobs.errors import InputInvalid
+from aijobs.monitor.keyset import Cursors
+
+CURSORS = Cursors("s" * 32)
+AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+CURSOR = CURSORS.write("jobs", (AT, "id-1"))
+
+
+def test_a_cursor_says_what_was_written() -> None:
+    assert CURSORS.read("jobs", CURSOR) == (AT, "id-1")
+
+
+@pytest.mark.parametrize("position", range(0, len(CURSOR), 3))
+def test_a_cursor_that_was_changed_anywhere_is_refused(position: int) -> None:
+    changed = CURSOR[:position] + ("A" if CURSOR[position] != "A" else "B") + CURSOR[position + 1 :]
+    raw = base64.urlsafe_b64decode(changed + "=" * (-len(changed) % 4))
+    if raw == base64.urlsafe_b64decode(CURSOR + "=" * (-len(CURSOR) % 4)):
+        pytest.skip("the bits that were changed are padding")
+    with pytest.raises(InputInvalid):
+        CURSORS.read("jobs", changed)
+
+
+def test_a_cursor_of_another_list_or_another_installation_is_refused() -> None:
+    for cursors, scope in ((CURSORS, "own:u1"), (Cursors("t" * 32), "jobs")):
+        with pytest.raises(InputInvalid):
+            cursors.read(scope, CURSOR)
+
+
+@given(st.text())
+def test_no_text_that_was_made_up_is_a_cursor(text: str) -> None:
+    with pytest.raises(InputInvalid):
+        CURSORS.read("jobs", text)
