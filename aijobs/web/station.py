@@ -18,9 +18,10 @@ from types import FrameType
 from typing import IO
 
 from aijobs.db import build_engine
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, BrokerUnavailable
 from aijobs.queues.broker import RedisBroker
 from aijobs.queues.embedded import EmbeddedBroker
+from aijobs.queues.presence import PresenceReader
 from aijobs.schema import upgrade
 from aijobs.settings import Settings
 from aijobs.web.supervisor import ChildDied, ChildSpec, Supervisor
@@ -32,7 +33,9 @@ WEB_GRACE_S = 10
 _LOOK_S = 0.1
 _NEXT_PORTS = 20
 
-CONSUMERS = (("interactive", 2), ("background", 1), ("maintenance", 1))
+MAINTENANCE = "maintenance"
+CONSUMERS = (("interactive", 2), ("background", 1), (MAINTENANCE, 1))
+"""The consumers by their names in `aijobs.workers`, and how many threads each has."""
 
 
 class AlreadyUp(AijobsError):
@@ -133,7 +136,8 @@ def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
             return socket.create_server((host, number), family=_family(host), backlog=512)
         except OSError as error:
             refusal = error
-    why = os.strerror(refusal.errno) if (refusal.errno or 0) > 0 else refusal.strerror
+    # A number below zero is a name that can't be resolved.
+    why = os.strerror(refusal.errno) if refusal.errno and refusal.errno > 0 else refusal.strerror
     raise AijobsError(f"can't listen on {host}:{port}: {why}")
 
 
@@ -238,7 +242,7 @@ class Station:
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not self._answers():
+        while not (self._answers() and self._workers_are_there()):
             if self._stop.asked:
                 raise Stopped("stopped while starting")
             try:
@@ -247,12 +251,23 @@ class Station:
             except ChildDied as death:
                 raise AijobsError(str(death)) from None
             if time.monotonic() > deadline:
-                log = self._settings.instance_path / LOG_FOLDER / "web.log"
-                raise AijobsError(f"the web process does not answer after {READY_TIMEOUT_S:g} s (see {log})")
+                logs = self._settings.instance_path / LOG_FOLDER
+                raise AijobsError(f"web and workers aren't ready after {READY_TIMEOUT_S:g} s (see {logs})")
             self._stop.wait(_LOOK_S)
 
     def _answers(self) -> bool:
         return answers(self.place.url, timeout_s=1.0)
+
+    def _workers_are_there(self) -> bool:
+        """Whether the consumers of jobs have said hello, so that what is asked for now is done at once."""
+        broker = RedisBroker.from_settings(self._settings)
+        try:
+            present = {worker.pid for worker in PresenceReader(broker.client).read()}
+        except BrokerUnavailable:
+            return False
+        finally:
+            broker.client.close()
+        return all(child.pid in present for child in self._consumers.children if child.spec.name != MAINTENANCE)
 
     def supervise(self) -> None:
         """Keep everything alive until a stop is asked for."""

@@ -123,13 +123,15 @@ def _kept_password(path: Path) -> str | None:
 
 
 def curl_line(url: str, token: str) -> str:
-    """One line for a shell: asks for flashcards, waits two seconds, and shows the job and its cards."""
+    """One line for a shell: asks for flashcards, waits until the job is final, and shows it and its cards."""
     body = shlex.quote(json.dumps(_NOTES, ensure_ascii=False))
     return (
         f"""A={shlex.quote(f"Authorization: Bearer {token}")}; U={url}; """
         f"""J=$(curl -sS -H "$A" -H 'Content-Type: application/json' -d {body} $U/api/learning/flashcards"""
-        """ | sed -n 's/.*"jobId": *"\\([^"]*\\)".*/\\1/p'); sleep 2; """
-        """curl -sS -H "$A" $U/api/ai/jobs/$J; curl -sS -H "$A" "$U/api/learning/flashcards?jobId=$J\""""
+        """ | sed -n 's/.*"jobId": *"\\([^"]*\\)".*/\\1/p'); """
+        """for i in 1 2 3 4 5 6 7 8 9; do curl -sS -H "$A" $U/api/ai/jobs/$J | grep finishedAt && break; """
+        """sleep 1; done; """
+        """curl -sS -H "$A" "$U/api/learning/flashcards?jobId=$J\""""
     )
 
 
