@@ -89,6 +89,11 @@ class ExecutionEngine:
             return NOT_TAKEN
         with self._guard:
             self._runs[run.claim.token] = run
+            too_late = self._draining
+        if too_late:  # The drain began while the lock was taken, and may not have seen this run.
+            self._release(run)
+            self._forget(run)
+            return run.outcome
         self._presence.started(run.claim.job_id)
         threading.Thread(target=self._attempt, args=(run,), name=f"attempt-{run.claim.job_id}", daemon=True).start()
         run.ended.wait()
@@ -118,8 +123,11 @@ class ExecutionEngine:
             run.returned.set()
             with run.ending:
                 run.end("lost")
-            with self._guard:
-                self._runs.pop(run.claim.token, None)
+            self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        with self._guard:
+            self._runs.pop(run.claim.token, None)
 
     def _walk(self, run: Run) -> None:
         self._prepare.note_event(run)
@@ -142,7 +150,7 @@ class ExecutionEngine:
 
     def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
         with run.ending:
-            if run.ended.is_set() or error.code in (LOST, RELEASED):
+            if run.ended.is_set() or run.token.reason in (LOST, RELEASED):
                 self._close_call(run, error.code)
                 return
             try:
@@ -192,7 +200,8 @@ class ExecutionEngine:
 
     def drain(self, grace_s: float) -> int:
         """Take nothing new, let running attempts finish for `grace_s` seconds, give back the rest; how many."""
-        self._draining = True
+        with self._guard:
+            self._draining = True
         ends = time.monotonic() + grace_s
         for run in self.active():
             run.ended.wait(max(0.0, ends - time.monotonic()))
@@ -206,10 +215,11 @@ class ExecutionEngine:
         self._watcher.close()
 
     def _release(self, run: Run) -> None:
-        run.token.cancel(RELEASED)
         with run.ending:
             if run.ended.is_set():
                 return
+            # Within: code that stops at once would else end the run before its lease is given back.
+            run.token.cancel(RELEASED)
             try:
                 job = self._lifecycle.release(run.claim)
             except LifecycleError:

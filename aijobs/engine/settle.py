@@ -61,7 +61,7 @@ class Settle:
         run.call = None
 
     def _record(self, session: Session, run: Run, error: JobError, text: str, call: OpenCall | None) -> AiJob:
-        if error.code == CANCELLED:
+        if error.code == CANCELLED and run.token.reason == CANCELLED:
             job = self._lifecycle.mark_cancelled(run.claim, session)
         else:
             job = self._retry_or_fail(session, run, error, text)

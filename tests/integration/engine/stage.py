@@ -1,0 +1,277 @@
+"""An engine to play on: over a kit's services, with scripts and a provider that a test writes.
+
+`stage.scripted(script)` and `stage.asking(*answers)` register throwaway job types; `stage.run(job_id)` delivers the
+job's message; `stage.run_to_end(job_id)` goes on, moving the frozen clock to each next attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import event
+
+from aijobs.ai.cost import CostCalculator
+from aijobs.ai.gateway import AiGateway
+from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.router import ModelRouter
+from aijobs.ai.usage import UsageLog
+from aijobs.db import ManualClock
+from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
+from aijobs.definitions.projector import ResultProjector
+from aijobs.engine.engine import ExecutionEngine
+from aijobs.engine.execute import Execute
+from aijobs.engine.heartbeat import Watcher
+from aijobs.engine.prepare import Prepare
+from aijobs.engine.project import Project
+from aijobs.engine.resolve import Resolve
+from aijobs.engine.settle import Settle
+from aijobs.job_types import flashcard_generation, synthetic
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.status import FINAL
+from aijobs.queues.message import JobMessage
+from tests.support.jobs import Kit
+from tests.support.polling import poll
+
+CARDS = flashcard_generation.SAMPLE_OUTPUT
+"""An answer that passes every check for `NOTES`."""
+NOTES = flashcard_generation.SAMPLE_INPUT
+
+Answer = str | Exception | Mapping[str, Any] | Callable[[GenerateRequest, CancellationToken], str]
+
+
+@dataclass
+class ScriptedProvider:
+    """An `AiProvider` that gives the answers in turn, the last again and again.
+
+    An answer is a text, JSON to be written as one, an exception to raise, or a function (request, token) to a text.
+    """
+
+    answers: list[Answer]
+    name: str = "local"
+    requests: list[GenerateRequest] = field(default_factory=list)
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the answer beside its text."""
+
+    def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
+        self.requests.append(request)
+        answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = answer(request, token)
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        values: dict[str, Any] = {
+            "model": "local-extractive-v1",
+            "prompt_tokens": 100,
+            "completion_tokens": 50,
+            "cached_tokens": 10,
+            "estimated": False,
+            "finish_reason": "stop",
+        }
+        return GenerateAnswer(text=text, provider=self.name, **{**values, **self.counts})
+
+
+class Onlooker:
+    """A presence that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def started(self, job_id: str) -> None:
+        self.seen.append(("started", job_id))
+
+    def finished(self, job_id: str) -> None:
+        self.seen.append(("finished", job_id))
+
+
+@dataclass
+class Stage:
+    """One worker process's engine and what a test does with it."""
+
+    kit: Kit
+    provider: ScriptedProvider
+    engine: ExecutionEngine
+    presence: Onlooker
+    watcher: Watcher
+    abandoned: threading.Event
+    names: Iterator[int]
+
+    # --- throwaway job types -----------------------------------------------------------------------------------
+
+    def define(self, definition: JobDefinition, **execution: Any) -> str:
+        """Register `definition` under a name of its own; its job type. `delay` and `execution` change its limits."""
+        job_type = f"{definition.job_type}_{next(self.names)}"
+        if "delay" in execution:
+            execution["retry_backoff"] = RetryBackoff(execution.pop("delay"))
+        changed = replace(definition, job_type=job_type, execution=replace(definition.execution, **execution))
+        self.kit.services.registry.register(changed)
+        return job_type
+
+    def scripted(self, script: Script, *, projector: ResultProjector | None = None, **execution: Any) -> str:
+        """A job type that runs `script`; with `projector` its output is projected by that."""
+        key = synthetic.DEFINITION.projector
+        if projector is not None:
+            self.kit.services.registry.register_projector(projector)
+            key = projector.key
+        return self.define(replace(synthetic.DEFINITION, script=script, projector=key), **execution)
+
+    def asking(self, *answers: Answer, projector: ResultProjector | None = None, **execution: Any) -> str:
+        """A job type like flashcards, whose provider gives these answers in turn."""
+        self.provider.answers[:] = answers
+        key = flashcard_generation.DEFINITION.projector
+        if projector is not None:
+            self.kit.services.registry.register_projector(projector)
+            key = projector.key
+        return self.define(replace(flashcard_generation.DEFINITION, projector=key), **execution)
+
+    def new_cards(self, job_type: str) -> str:
+        """A job of a type made by `asking`, over `NOTES`; its id."""
+        request = CreateJobInput("u1", job_type, "note", "note-1", NOTES)
+        return self.kit.jobs.create_job(request).job.id
+
+    # --- running -----------------------------------------------------------------------------------------------
+
+    def message(self, job_id: str) -> JobMessage:
+        """What a worker is told of the job."""
+        job = self.kit.job(job_id)
+        return JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z")
+
+    def run(self, job_id: str) -> str:
+        """Deliver the job's message once; the engine's word."""
+        return self.engine.execute(self.message(job_id))
+
+    def run_to_end(self, job_id: str) -> AiJob:
+        """Deliver the job's message until the job is final, moving the clock to each next attempt."""
+        for _ in range(30):
+            self.run(job_id)
+            job = self.kit.job(job_id)
+            if job.lifecycle_status in FINAL:
+                return job
+            assert job.next_attempt_at is not None, "the attempt left the job held"
+            assert isinstance(self.kit.clock, ManualClock)
+            self.kit.clock.at = max(self.kit.clock.at, job.next_attempt_at)
+        raise AssertionError("the job did not end within 30 attempts")
+
+    def start(self, job_id: str) -> Delivery:
+        """Deliver the job's message in a thread, as a worker does."""
+        return Delivery(self, job_id)
+
+    def usage(self, job_id: str) -> list[dict[str, Any]]:
+        """The job's usage rows in order of call."""
+        rows = self.kit.rows("ai_usage_logs", job_id=job_id)
+        return sorted(rows, key=lambda row: (row["attempt_no"], row["call_no"]))
+
+
+class Delivery:
+    """A message that a worker's thread is busy with."""
+
+    def __init__(self, stage: Stage, job_id: str) -> None:
+        self.outcome: str | None = None
+        message = stage.message(job_id)
+
+        def work() -> None:
+            self.outcome = stage.engine.execute(message)
+
+        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the worker's slot is free again."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float = 10) -> str:
+        """Wait until the slot is free; the engine's word."""
+        self._thread.join(timeout)
+        assert self.outcome is not None, "the slot is not free"
+        return self.outcome
+
+
+@contextmanager
+def open_stage(kit: Kit, **watching: Any) -> Iterator[Stage]:
+    """A stage over the kit's services; `watching` are the watcher's seconds. The watcher runs."""
+    provider, presence, abandoned = ScriptedProvider([CARDS]), Onlooker(), threading.Event()
+    services, usage = kit.services, UsageLog(kit.clock)
+    watchers: list[Watcher] = []
+    seconds = {"heartbeat_s": 0.2, "watch_s": 0.1, "stuck_s": 30.0, **watching}
+
+    def watcher(engine: ExecutionEngine) -> Watcher:
+        watchers.append(
+            Watcher(
+                services.database,
+                services.lifecycle,
+                services.broker,
+                active=engine.active,
+                stop=engine.stop,
+                stuck=engine.stuck,
+                **seconds,
+            )
+        )
+        return watchers[0]
+
+    engine = ExecutionEngine(
+        prepare=Prepare(
+            services.database,
+            services.clock,
+            services.registry,
+            services.lifecycle,
+            services.outbox_events,
+            "host~boot~1~1~1~stage",
+        ),
+        resolve=Resolve(
+            services.database, services.prompts, ModelRouter({"d": Route("local", "local-extractive-v1")}, "d")
+        ),
+        execute=Execute(services.database, services.lifecycle, AiGateway([provider]), usage, CostCalculator.load()),
+        project=Project(services.database, services.lifecycle, services.registry),
+        settle=Settle(services.database, services.clock, services.lifecycle, usage),
+        lifecycle=services.lifecycle,
+        bus=services.bus,
+        presence=presence,
+        watcher=watcher,
+        abandon=abandoned.set,
+    )
+    engine.start()
+    try:
+        yield Stage(kit, provider, engine, presence, watchers[0], abandoned, iter(range(1, 1000)))
+    finally:
+        engine.close()
+        poll(lambda: not engine.active(), what="every attempt's code returned")
+
+
+class Held:
+    """A script that goes on until it is told to: what `token` says is not looked at."""
+
+    def __init__(self, output: Mapping[str, Any] | None = None) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._output = output or {"output": {}, "artifacts": 1}
+
+    def __call__(self, job_input: Mapping[str, Any], attempt_no: int, context: Any) -> dict[str, Any]:
+        self.begun.set()
+        assert self.go.wait(30), "nobody let the script go"
+        return dict(self._output)
+
+
+@contextmanager
+def failing_statement(kit: Kit, number: int, error: Callable[[], Exception]) -> Iterator[list[str]]:
+    """Raise `error()` instead of the `number`-th statement (from 1) that the kit's engine runs meanwhile.
+
+    Yields the statements that came through or were refused.
+    """
+    seen: list[str] = []
+
+    def watch(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        seen.append(statement)
+        if len(seen) == number:
+            raise error()
+
+    event.listen(kit.database.engine, "before_cursor_execute", watch)
+    try:
+        yield seen
+    finally:
+        event.remove(kit.database.engine, "before_cursor_execute", watch)
