@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -34,20 +34,11 @@ def find_chains(session: Session, root_ids: Collection[str]) -> dict[str, Chain]
     """The chains of these roots, by root id, in one statement."""
     if not root_ids:
         return {}
-    columns = (
-        AiJob.root_id,
-        AiJob.id,
-        AiJob.parent_job_id,
-        AiJob.lifecycle_status,
-        AiJob.error_code,
-        AiJob.attempt_no,
-        AiJob.created_at,
-        AiJob.finished_at,
-    )
-    rows = session.execute(select(*columns).where(AiJob.root_id.in_(set(root_ids))).limit(LONGEST))
+    columns = [getattr(AiJob, field.name) for field in fields(ChainLink)]
+    rows = session.execute(select(AiJob.root_id, *columns).where(AiJob.root_id.in_(set(root_ids))).limit(LONGEST))
     by_root: dict[str, list[ChainLink]] = {}
-    for root_id, *values in rows:
-        by_root.setdefault(root_id, []).append(ChainLink(*values))
+    for row in rows:
+        by_root.setdefault(row[0], []).append(ChainLink(*row[1:]))
     return {root_id: Chain(_in_order(links)) for root_id, links in by_root.items()}
 
 

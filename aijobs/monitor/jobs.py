@@ -10,31 +10,31 @@ from typing import Any
 from sqlalchemy import func, literal, select
 from sqlalchemy.orm import Session, load_only
 
-from aijobs.ai.models import AiUsageLog
 from aijobs.db import Clock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.jobs import status
-from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot
+from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.monitor.chains import Chain, find_chains
+from aijobs.monitor.details import (
+    describe_snapshot,
+    find_artifacts,
+    find_history,
+    find_outbox,
+    find_queued_at,
+    find_usage,
+    first_published,
+)
 from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.keyset import Cursors, Keyset, Page
-from aijobs.monitor.outbox import OUTBOX_COLUMNS
 from aijobs.monitor.views import (
     CAP,
-    Artifact,
     Count,
-    HistoryEntry,
     JobDetail,
     JobRow,
     JobView,
-    OutboxRow,
     Revealed,
-    SnapshotDescription,
-    UsageRow,
 )
-from aijobs.outbox.models import ENQUEUE, OutboxEvent
-
-_HISTORY_LIMIT = 1000
+from aijobs.outbox.models import ENQUEUE
 
 _COPIED = (
     "id",
@@ -113,7 +113,7 @@ class JobReads:
     ) -> Page[JobView]:
         """As `find_page`, with each job's artifacts: four statements."""
         page = self.find_page(session, wanted, cursor, limit, scope=scope)
-        made = _find_artifacts(session, [job.id for job in page.items if job.artifact_count])
+        made = find_artifacts(session, [job.id for job in page.items if job.artifact_count])
         return Page(tuple(JobView(job, made.get(job.id, ())) for job in page.items), page.next_cursor)
 
     def find_view(self, session: Session, job_id: str, user_id: str | None = None) -> JobView | None:
@@ -125,7 +125,7 @@ class JobReads:
         if job is None:
             return None
         (row,) = self._rows(session, [job])
-        made = _find_artifacts(session, [job.id]) if job.artifact_count else {}
+        made = find_artifacts(session, [job.id]) if job.artifact_count else {}
         return JobView(row, made.get(job.id, ()))
 
     def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
@@ -136,9 +136,9 @@ class JobReads:
         if found is None:
             return None
         job, now = found
-        outbox = _find_outbox(session, job_id)
+        outbox = find_outbox(session, job_id)
         chains = find_chains(session, [job.root_id])
-        queued_at = _first_published([e for e in outbox if e.event_type == ENQUEUE])
+        queued_at = first_published([e for e in outbox if e.event_type == ENQUEUE])
         return JobDetail(
             job=self._row(job, queued_at, chains.get(job.root_id)),
             input_schema_version=job.input_schema_version,
@@ -147,11 +147,11 @@ class JobReads:
             credential_id=job.credential_id,
             output_hash=job.output_hash,
             internal_error_message=job.internal_error_message if internal else None,
-            snapshot=_describe_snapshot(session, job_id),
-            artifacts=_find_artifacts(session, [job_id]).get(job_id, ()),
-            history=_find_history(session, job_id),
+            snapshot=describe_snapshot(session, job_id),
+            artifacts=find_artifacts(session, [job_id]).get(job_id, ()),
+            history=find_history(session, job_id),
             outbox=outbox,
-            usage=_find_usage(session, job_id),
+            usage=find_usage(session, job_id),
             chain=chains[job.root_id].links if job.root_id in chains else (),
             read_at=now,
         )
@@ -181,7 +181,7 @@ class JobReads:
         if not jobs:
             return []
         chains = find_chains(session, {job.root_id for job in jobs})
-        queued_at = _find_queued_at(session, [job.id for job in jobs])
+        queued_at = find_queued_at(session, [job.id for job in jobs])
         return [self._row(job, queued_at.get(job.id), chains.get(job.root_id)) for job in jobs]
 
     def _row(self, job: AiJob, queued_at: datetime | None, chain: Chain | None) -> JobRow:
@@ -215,72 +215,3 @@ class JobReads:
         definition = self._registry.find(job.job_type)
         # A job of an unknown type can be cancelled: nothing else would ever end it.
         return "not_cancellable" if definition is not None and not definition.execution.cancellable else None
-
-
-def _find_queued_at(session: Session, job_ids: Collection[str]) -> dict[str, datetime]:
-    """When the first enqueue event of each job was published; jobs whose event wasn't are left out."""
-    rows = session.execute(
-        select(OutboxEvent.aggregate_id, OutboxEvent.created_at, OutboxEvent.id, OutboxEvent.published_at).where(
-            OutboxEvent.aggregate_id.in_(job_ids), OutboxEvent.event_type == ENQUEUE
-        )
-    )
-    by_job: dict[str, list[Any]] = {}
-    for row in rows:
-        by_job.setdefault(row.aggregate_id, []).append(row)
-    first = {job_id: _first_published(events) for job_id, events in by_job.items()}
-    return {job_id: at for job_id, at in first.items() if at is not None}
-
-
-def _first_published(events: Sequence[Any]) -> datetime | None:
-    """`published_at` of the event that was made first."""
-    at: datetime | None = min(events, key=lambda e: (e.created_at, e.id)).published_at if events else None
-    return at
-
-
-def _find_artifacts(session: Session, job_ids: Collection[str]) -> dict[str, tuple[Artifact, ...]]:
-    if not job_ids:
-        return {}
-    rows = session.execute(
-        select(AiJobArtifact.job_id, AiJobArtifact.artifact_type, AiJobArtifact.artifact_id)
-        .where(AiJobArtifact.job_id.in_(job_ids))
-        .order_by(AiJobArtifact.job_id, AiJobArtifact.ordinal, AiJobArtifact.artifact_id)
-    )
-    made: dict[str, list[Artifact]] = {}
-    for job_id, artifact_type, artifact_id in rows:
-        made.setdefault(job_id, []).append(Artifact(artifact_type, artifact_id))
-    return {job_id: tuple(artifacts) for job_id, artifacts in made.items()}
-
-
-def _find_outbox(session: Session, job_id: str) -> tuple[OutboxRow, ...]:
-    rows = session.execute(
-        select(*OUTBOX_COLUMNS)
-        .where(OutboxEvent.aggregate_id == job_id)
-        .order_by(OutboxEvent.created_at, OutboxEvent.id)
-        .limit(_HISTORY_LIMIT)
-    )
-    return tuple(OutboxRow(*row) for row in rows)
-
-
-def _find_history(session: Session, job_id: str) -> tuple[HistoryEntry, ...]:
-    columns = [getattr(AiJobEvent, name) for name in HistoryEntry.__dataclass_fields__]
-    rows = session.execute(
-        select(*columns).where(AiJobEvent.job_id == job_id).order_by(AiJobEvent.seq).limit(_HISTORY_LIMIT)
-    )
-    return tuple(HistoryEntry(*row) for row in rows)
-
-
-def _find_usage(session: Session, job_id: str) -> tuple[UsageRow, ...]:
-    columns = [getattr(AiUsageLog, name) for name in UsageRow.__dataclass_fields__]
-    rows = session.execute(
-        select(*columns)
-        .where(AiUsageLog.job_id == job_id)
-        .order_by(AiUsageLog.attempt_no, AiUsageLog.call_no)
-        .limit(_HISTORY_LIMIT)
-    )
-    return tuple(UsageRow(*row) for row in rows)
-
-
-def _describe_snapshot(session: Session, job_id: str) -> SnapshotDescription | None:
-    columns = [getattr(AiJobSnapshot, name) for name in SnapshotDescription.__dataclass_fields__]
-    row = session.execute(select(*columns).where(AiJobSnapshot.job_id == job_id)).one_or_none()
-    return None if row is None else SnapshotDescription(*row)

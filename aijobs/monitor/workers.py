@@ -109,6 +109,9 @@ def _find_held(session: Session) -> dict[str, list[HeldJob]]:
         .limit(MOST_HELD)
     )
     held: dict[str, list[HeldJob]] = {}
-    for locked_by, *values in rows:
-        held.setdefault(locked_by.split("/", 1)[0], []).append(HeldJob(*values))
+    for row in rows:
+        holder = str(row.locked_by).split("/", 1)[0]
+        held.setdefault(holder, []).append(
+            HeldJob(row.id, row.job_type, row.queue_name, row.attempt_no, row.lock_until)
+        )
     return held

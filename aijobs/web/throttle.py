@@ -61,7 +61,7 @@ class LoginAttempts:
             session.add(row)
             operator = session.get(Operator, operator_id)
             if operator is not None:
-                operator.last_login_at = self._clock.now()  # type: ignore[assignment]
+                operator.last_login_at = self._clock.now()
 
         self._database.write(work)
 

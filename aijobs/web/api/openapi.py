@@ -91,8 +91,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
     }
     if operation.right:
         described["description"] = f"Needs the right `{operation.right}`."
-    parameters = [{"name": name, "in": "path", "required": True, **_ID} for name in operation.path_parameters]
-    parameters += [{"name": name.split(":")[-1], **PARAMETERS[name]} for name in operation.parameters]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in operation.path_parameters
+    ]
+    parameters += [{"name": name, **PARAMETERS[name]} for name in operation.parameters]
     if parameters:
         described["parameters"] = parameters
     if operation.body:
@@ -101,9 +104,6 @@ def _describe(operation: Operation) -> dict[str, Any]:
             "content": {"application/json": {"schema": _ref(operation.body)}},
         }
     return described
-
-
-_ID = {"schema": {"type": "string"}}
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def _responses(operation: Operation) -> dict[str, Any]:
     for code in (*operation.errors, *ALWAYS):
         by_status.setdefault(describe(code).http, []).append(code)
     for status, codes in sorted(by_status.items()):
-        schema = {
+        shape = {
             "allOf": [_ref("Error")],
             "properties": {"error": {"properties": {"code": {"enum": codes}}}},
         }
         responses[str(status)] = {
             "description": ", ".join(codes),
-            "content": {"application/json": {"schema": schema}},
+            "content": {"application/json": {"schema": shape}},
         }
     return responses
 
