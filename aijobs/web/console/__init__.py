@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Flask, Response, redirect, request, url_for
+from flask import Blueprint, Flask, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError
 
@@ -18,7 +18,7 @@ def _csrf_refused(_error: CSRFError) -> ResponseReturnValue:
     signing_in = request.endpoint in ("console.login", "console.preferences", "console.logout")
     if current_operator() is None and not signing_in:
         return login_manager.unauthorized()  # type: ignore[no-any-return]
-    raise ApiError("BAD_REQUEST", {"reason": "csrf"})
+    return current_app.handle_user_exception(ApiError("BAD_REQUEST", {"reason": "csrf"}))
 
 
 @blueprint.after_request

@@ -1,26 +1,169 @@
+"""Every page, for every role, in both languages; and what may never be in one."""
+
 from __future__ import annotations
 
-from tests.web.console.stage import Stage
+import re
+from pathlib import Path
+
+import pytest
+
+from aijobs.settings import resource
+from tests.web.console.stage import Stage, parse
+
+ROLES = ("VIEWER", "OPERATOR", "SUPER_ADMIN")
+LISTS = (
+    "/console/jobs",
+    "/console/jobs?lifecycleStatus=failed&q=zzz",
+    "/console/jobs?unresolved=true",
+    "/console/outbox",
+    "/console/outbox?status=dead",
+    "/console/queues",
+    "/console/workers",
+)
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
-def test_smoke(stage: Stage) -> None:
-    ids = stage.each_phase()
-    c = stage.client("SUPER_ADMIN")
-    for a in [
-        "/console/jobs",
-        "/console/jobs/chips",
-        "/console/jobs/changes?ids=" + ids["running"],
-        "/console/outbox",
-        "/console/outbox/changes",
-        "/console/queues",
-        "/console/workers",
-    ]:
-        r = c.get(a)
-        print(a, r.status_code, len(r.text))
-        assert r.status_code == 200
-    for p, i in ids.items():
-        for s in ("", "/changes", "/retry", "/cancel"):
-            r = c.get(f"/console/jobs/{i}{s}")
-            print(p, s, r.status_code)
-            assert r.status_code == 200, r.text[:800]
-        assert f'data-state="{p}"' in c.get(f"/console/jobs/{i}").text, p
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("role", ROLES)
+def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role: str, language: str) -> None:
+    jobs = stage.each_phase()
+    console = stage.client(role, language)
+    for address in LISTS:
+        text = console.soup(address).find("main").get_text()
+        assert bool(_CHINESE.search(text)) == (language == "zh"), address
+    for phase, job_id in jobs.items():
+        soup = console.soup(f"/console/jobs/{job_id}")
+        assert soup.find(id="job-head").find(attrs={"data-state": phase}), phase
+        assert soup.html["lang"] == {"en": "en", "zh": "zh-CN"}[language]
+        assert len(soup.find(id="job-strip").find_all("li")) == 6
+
+
+def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -> None:
+    jobs = stage.each_phase()
+    console = stage.client("SUPER_ADMIN")
+    pages = [*LISTS, *(f"/console/jobs/{job_id}" for job_id in jobs.values())]
+    pages += [f"/console/jobs/{jobs['failed']}/retry", f"/console/jobs/{jobs['running']}/cancel", "/console/jobs/nope"]
+    for address in pages:
+        answer = console.get(address)
+        policy = answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in policy
+        assert "script-src 'self'" in policy
+        for element in parse(answer).find_all(True):
+            assert not any(name.startswith(("on", "hx-on")) or name == "style" for name in element.attrs), element
+            assert element.name != "style"
+            if element.name == "script":
+                assert element["src"].startswith("/static/"), element
+                assert not element.get_text(strip=True)
+            for name in ("href", "src", "action", "hx-get", "hx-post"):
+                assert element.get(name, "/").startswith(("/", "#")), (address, element)
+
+
+def test_pages_are_not_kept_and_differ_by_who_asks(stage: Stage) -> None:
+    console = stage.client()
+    answer = console.get("/console/jobs")
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert {"HX-Request", "Cookie"} <= set(answer.vary)
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_fragment_is_the_part_that_the_page_includes(stage: Stage) -> None:
+    stage.each_phase()
+    console = stage.client()
+    page = console.get("/console/jobs")
+    fragment = console.get("/console/jobs", **{"HX-Request": "true", "HX-Target": "jobs-list"})
+    assert "<html" in page.text
+    assert "<html" not in fragment.text
+    assert "HX-Request" in fragment.vary
+    rows = [row["id"] for row in parse(fragment).find_all("tr", attrs={"data-row": True})]
+    assert rows
+    assert rows == [row["id"] for row in parse(page).find_all("tr", attrs={"data-row": True})]
+
+
+@pytest.mark.parametrize("header", ["HX-Boosted", "HX-History-Restore-Request"])
+def test_boosted_and_restored_requests_get_the_page(stage: Stage, header: str) -> None:
+    console = stage.client()
+    assert "<html" in console.get("/console/jobs", **{"HX-Request": "true", header: "true"}).text
+
+
+def test_missing_job_leads_back_to_the_list(stage: Stage) -> None:
+    console = stage.client()
+    for address in ("/console/jobs/nope", "/console/jobs/01900000-0000-7000-8000-000000000000"):
+        answer = console.get(address)
+        assert answer.status_code == 404
+        assert parse(answer).find("main").find("a")["href"] == "/console/jobs"
+
+
+def test_broker_that_is_away_is_said_and_no_page_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    queued, running = stage.queued(), stage.running()
+    from aijobs.errors import BrokerUnavailable
+
+    def away(*_: object) -> None:
+        raise BrokerUnavailable("refused")
+
+    monkeypatch.setattr(type(stage.services.broker), "pending_count", away)
+    monkeypatch.setattr(type(stage.services.presence), "read", away)
+    console = stage.client()
+    assert console.soup("/console/queues").find(role="alert")
+    assert console.soup("/console/workers").find(role="alert")
+    assert "broker cannot be reached" in console.soup(f"/console/jobs/{queued}").find(id="job-why").get_text()
+    console.soup(f"/console/jobs/{running}")
+
+
+def test_internal_message_is_for_super_admins_alone(stage: Stage) -> None:
+    failed = stage.failed()
+    secret = "Traceback: secret-place-in-our-code"
+    stage.set_job(failed, internal_error_message=secret)
+    for role in ROLES:
+        shown = secret in stage.client(role).get(f"/console/jobs/{failed}").text
+        assert shown == (role == "SUPER_ADMIN"), role
+
+
+def test_content_of_a_job_is_on_no_page(stage: Stage) -> None:
+    job_id = stage.create({"output": {"said": "canary-in-the-output"}}, {"output": {"said": "canary-in-the-input"}})
+    stage.run(job_id)
+    console = stage.client("SUPER_ADMIN")
+    for address in (*LISTS, f"/console/jobs/{job_id}", f"/console/jobs/{job_id}/changes"):
+        assert "canary" not in console.get(address).text, address
+
+
+def test_no_template_switches_escaping_off() -> None:
+    templates = list(resource("templates").rglob("*.html"))
+    assert templates
+    for path in templates:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\|\s*safe\b|autoescape|Markup|style=|\son\w+=", text), path
+
+
+def test_no_python_of_the_console_makes_markup() -> None:
+    import aijobs.web.console as package
+
+    for path in Path(str(package.__file__)).parent.glob("*.py"):
+        assert "Markup" not in path.read_text(encoding="utf-8"), path
+
+
+def test_operators_see_what_they_may_not_do_as_disabled_with_the_reason(stage: Stage) -> None:
+    failed = stage.failed()
+    soup = stage.client("VIEWER").soup(f"/console/jobs/{failed}")
+    button = soup.find(id="act-retry")
+    assert button["aria-disabled"] == "true"
+    assert soup.find(id=button["aria-describedby"]).get_text() == "Your role does not allow this."
+    assert not soup.find(attrs={"data-action": "retry"})
+
+
+def test_pages_ask_the_database_little(stage: Stage) -> None:
+    """At most eight statements a fragment, who is asking included, and no payload column in a list."""
+    from sqlalchemy import event
+
+    jobs = stage.each_phase()
+    console = stage.client("SUPER_ADMIN")
+    statements: list[str] = []
+    engine = stage.services.database.engine
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    still = ",".join(jobs.values())
+    for address in ("/console/jobs", "/console/jobs/chips", f"/console/jobs/changes?ids={still}&since=2026-01-01T00:00:00Z"):
+        statements.clear()
+        assert console.get(address, **{"HX-Request": "true"}).status_code == 200
+        reads = [text for text in statements if text.startswith("SELECT")]
+        assert len(reads) <= 8, (address, reads)
+        for column in ("validated_output", "internal_error_message", "content "):
+            assert not any(column in text for text in reads), address
