@@ -146,8 +146,9 @@ def _sqlite_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
 
 @compiles(_DatabaseNow, "postgresql")
 def _postgresql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    # In a scalar subquery, as a bare clock_timestamp() is volatile and no index can serve a comparison with it.
-    return f"(SELECT clock_timestamp() + interval '{element.milliseconds} milliseconds')"
+    # Of the statement, as on the other two: one instant in all its places (a lease is 60 s, not 60 s and 1 µs), moving
+    # on within a transaction (unlike now()), and stable, so that an index serves a comparison with it.
+    return f"(statement_timestamp() + interval '{element.milliseconds} milliseconds')"
 
 
 @compiles(_DatabaseNow, "mysql", "mariadb")

@@ -1,0 +1,353 @@
+"""A holder that was overtaken writes nothing; a beat that is late, or repeats itself, loses nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from aijobs.ai.models import AiUsageLog
+from aijobs.ai.usage import CallResult, UsageLog
+from aijobs.db import change_rows
+from aijobs.errors import JobLockConflict, LifecycleError, LockLost
+from aijobs.jobs.lifecycle import Claim, JobErrorInfo
+from aijobs.jobs.models import AiJob
+from tests.support.jobs import BEGIN, Kit, race
+
+ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
+
+HOLDERS_WRITES: dict[str, Callable[[Kit, Claim], Any]] = {
+    "extend_lock": lambda kit, claim: kit.lifecycle.extend_lock(claim),
+    "report_progress": lambda kit, claim: kit.lifecycle.report_progress(claim, 99),
+    "save_output": lambda kit, claim: kit.lifecycle.save_output(claim, {"stale": True}),
+    "note_provider_call": lambda kit, claim: kit.database.write(lambda s: kit.lifecycle.note_provider_call(s, claim)),
+    "lock_row": lambda kit, claim: kit.database.write(lambda s: kit.lifecycle.lock_row(s, claim)),
+    "mark_succeeded": lambda kit, claim: kit.lifecycle.mark_succeeded(claim, artifact_count=1),
+    "mark_failed": lambda kit, claim: kit.lifecycle.mark_failed(claim, ERROR),
+    "mark_cancelled": lambda kit, claim: kit.lifecycle.mark_cancelled(claim),
+    "release": lambda kit, claim: kit.lifecycle.release(claim),
+    "release_for_retry": lambda kit, claim: kit.lifecycle.release_for_retry(claim, BEGIN),
+    "expire": lambda kit, claim: kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until or BEGIN),
+}
+
+
+def _stale_claims(kit: Kit) -> tuple[str, dict[str, Claim]]:
+    """A job in its second attempt by the same worker, and claims that are not its holder's."""
+    old = kit.running()
+    kit.lifecycle.release(old)
+    now = kit.lock(old.job_id, "worker-1")
+    other = kit.running()
+    return old.job_id, {
+        "the attempt before, of the same worker": old,
+        "the attempt before under the new token": Claim(now.job_id, now.token, 1),
+        "the new attempt under the old token": Claim(now.job_id, old.token, now.attempt_no),
+        "an attempt to come": Claim(now.job_id, now.token, now.attempt_no + 1),
+        "the token of another job": Claim(now.job_id, other.token, now.attempt_no),
+        "no token": Claim(now.job_id, "", now.attempt_no),
+    }
+
+
+@pytest.mark.parametrize("write", HOLDERS_WRITES)
+def test_whoever_does_not_hold_the_present_attempt_writes_nothing(kit: Kit, write: str) -> None:
+    _, stale = _stale_claims(kit)
+    before = kit.everything()
+    for which, claim in stale.items():
+        with pytest.raises(LockLost):
+            HOLDERS_WRITES[write](kit, claim)
+        assert kit.everything() == before, f"{write} with {which} wrote something"
+
+
+def test_a_stale_holder_is_refused_also_while_a_cancel_waits_for_the_new_one(kit: Kit) -> None:
+    job_id, stale = _stale_claims(kit)
+    kit.lifecycle.request_cancel(job_id, "user:u1")
+    before = kit.everything()
+    for write in HOLDERS_WRITES.values():
+        for claim in stale.values():
+            with pytest.raises(LockLost):
+                write(kit, claim)
+    assert kit.everything() == before
+
+
+def test_a_stale_holder_learns_that_it_lost_the_job_also_once_the_new_one_has_ended_it(kit: Kit) -> None:
+    job_id, stale = _stale_claims(kit)
+    kit.lifecycle.mark_succeeded(Claim(job_id, kit.job(job_id).locked_by or "", 2))
+    before = kit.everything()
+    with pytest.raises(LockLost):
+        kit.lifecycle.mark_failed(stale["the attempt before, of the same worker"], ERROR)
+    assert kit.everything() == before
+
+
+def test_a_refused_write_rolls_back_what_its_transaction_wrote_before(kit: Kit) -> None:
+    job_id, stale = _stale_claims(kit)
+    before = kit.everything()
+
+    def work(session: Any) -> None:
+        UsageLog(kit.clock).open(session, session.get(AiJob, job_id), "local", "m")
+        kit.lifecycle.mark_succeeded(stale["the attempt before, of the same worker"], session)
+
+    with pytest.raises(LockLost):
+        kit.database.write(work)
+    assert kit.everything() == before
+
+
+def test_a_beat_that_changes_nothing_is_no_lost_lock(kit: Kit) -> None:
+    claim = kit.running()
+    for _ in range(2):
+        kit.lifecycle.extend_lock(claim)
+        kit.lifecycle.report_progress(claim, 30)
+    job = kit.job(claim.job_id)
+    assert (job.lock_until, job.progress) == (BEGIN + timedelta(seconds=60), 30)
+
+
+def test_a_matched_row_counts_though_nothing_in_it_changed(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    with kit.database.transaction() as session:
+        assert change_rows(session, update(AiJob).where(AiJob.id == job_id).values(priority=AiJob.priority)) == 1
+        assert change_rows(session, update(AiJob).where(AiJob.id == "nobody").values(priority=1)) == 0
+
+
+def test_a_beat_after_the_lease_but_before_a_takeover_renews_it(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(65)
+    kit.lifecycle.extend_lock(claim)
+    assert kit.job(claim.job_id).lock_until == BEGIN + timedelta(seconds=125)
+    assert kit.lifecycle.find_expired_locks() == []
+    kit.lifecycle.mark_succeeded(claim)
+    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+
+
+def test_a_late_result_is_taken_as_long_as_nobody_took_over(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(100_000)
+    kit.lifecycle.save_output(claim, {"paid": True})
+    kit.lifecycle.mark_succeeded(claim)
+    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+
+
+def test_progress_never_falls_within_an_attempt_and_stays_within_0_and_100(kit: Kit) -> None:
+    claim = kit.running()
+    seen = []
+    for percent in (10, 5, 60, 59, -3, 1000, 100):
+        kit.lifecycle.report_progress(claim, percent)
+        seen.append(kit.job(claim.job_id).progress)
+    assert seen == [10, 10, 60, 60, 60, 100, 100]
+    kit.lifecycle.release(claim)
+    assert kit.job(claim.job_id).progress == 100
+    kit.lock(claim.job_id)
+    assert kit.job(claim.job_id).progress == 0, "a new attempt begins anew"
+
+
+def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded_one(kit: Kit) -> None:
+    failed, succeeded = kit.running(), kit.running()
+    kit.lifecycle.report_progress(failed, 40)
+    kit.lifecycle.mark_failed(failed, ERROR)
+    kit.lifecycle.mark_succeeded(succeeded)
+    assert (kit.job(failed.job_id).progress, kit.job(succeeded.job_id).progress) == (40, 100)
+
+
+def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(91)
+    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until)
+    kit.advance(2)
+    second = kit.lock(claim.job_id)
+    kit.advance(91)
+    kit.lifecycle.expire(second, kit.job(claim.job_id).lock_until)
+    assert kit.job(claim.job_id).lifecycle_status == "failed"
+    kit.advance(45 * 60)
+    before = kit.everything()
+    with pytest.raises(JobLockConflict):
+        kit.lock(claim.job_id)
+    for write in HOLDERS_WRITES.values():
+        for old in (claim, second):
+            with pytest.raises(LifecycleError):
+                write(kit, old)
+    assert kit.everything() == before
+
+
+# --- leases that run out -------------------------------------------------------------------------------------------
+
+
+def test_a_lease_counts_as_lost_90_seconds_after_its_last_renewal_and_not_before(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(15)
+    kit.lifecycle.extend_lock(claim)
+    kit.advance(89.999)
+    assert kit.lifecycle.find_expired_locks() == []
+    kit.advance(0.001)
+    assert [job.id for job in kit.lifecycle.find_expired_locks()] == [claim.job_id]
+    assert [job.id for job in kit.lifecycle.find_expired_locks(90_000)] == [claim.job_id]
+    assert kit.lifecycle.find_expired_locks(90_001) == []
+
+
+def test_a_long_job_whose_beats_arrive_is_never_found_lost(kit: Kit) -> None:
+    claim = kit.running()
+    for _ in range(16):
+        kit.advance(15)
+        assert kit.lifecycle.find_expired_locks() == []
+        kit.lifecycle.extend_lock(claim)
+    kit.lifecycle.mark_succeeded(claim)
+    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+
+
+def test_lost_leases_are_found_page_by_page_longest_lost_first(kit: Kit) -> None:
+    claims = []
+    for n in range(5):
+        claims.append(kit.running())
+        kit.advance(0 if n == 1 else 1)
+    kit.advance(200)
+    everybody = [job.id for job in kit.lifecycle.find_expired_locks()]
+    assert sorted(everybody) == sorted(claim.job_id for claim in claims)
+    found, after = [], None
+    while page := kit.lifecycle.find_expired_locks(limit=2, after=after):
+        found += [job.id for job in page]
+        after = (page[-1].lock_until, page[-1].id)
+    assert found == everybody
+
+
+def test_a_beat_between_the_reapers_look_and_its_hand_wins(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(91)
+    (seen,) = kit.lifecycle.find_expired_locks()
+    kit.lifecycle.extend_lock(claim)
+    before = kit.everything()
+    with pytest.raises(LockLost):
+        kit.lifecycle.expire(claim, seen.lock_until)
+    kit.lifecycle.request_cancel(claim.job_id, "user:u1")
+    with pytest.raises(LockLost):
+        kit.lifecycle.expire(claim, seen.lock_until)
+    assert kit.row(claim.job_id)["lock_until"] == before["ai_jobs"][0]["lock_until"]
+    assert kit.types(claim.job_id) == ["created", "locked", "cancel_requested"]
+
+
+WAITS = {
+    ("synthetic", False): [2],
+    ("synthetic", True): [2, 4],
+    ("synthetic_background", False): [5, 10],
+    ("synthetic_background", True): [5, 10, 20],
+}
+
+
+@pytest.mark.parametrize(("job_type", "saved"), WAITS)
+def test_lost_workers_are_counted_by_the_queue_and_wait_twice_as_long_each_time(
+    kit: Kit, job_type: str, saved: bool
+) -> None:
+    job_id = kit.new_job(job_type=job_type).id
+    waits = WAITS[job_type, saved]
+    for lost, wait in enumerate([*waits, None], start=1):
+        claim = kit.lock(job_id)
+        assert claim.attempt_no == lost
+        if saved and lost == 1:
+            kit.lifecycle.save_output(claim, {"paid": True})
+        kit.advance(90)
+        now = kit.job(job_id).lock_until + timedelta(seconds=30)
+        kit.lifecycle.expire(claim, kit.job(job_id).lock_until)
+        job = kit.job(job_id)
+        assert (job.lost_count, job.retry_count) == (lost, 0)
+        if wait is None:
+            break
+        assert job.lifecycle_status == "running"
+        assert job.next_attempt_at == now + timedelta(seconds=wait)
+        assert kit.events(job_id)[-1].available_at == job.next_attempt_at
+        with pytest.raises(JobLockConflict):
+            kit.lock(job_id)
+        kit.advance(wait)
+    assert (job.lifecycle_status, job.error_code, job.finished_at) == ("failed", "INTERNAL_WORKER_LOST", now)
+    assert job.public_error_message
+    assert kit.types(job_id)[-2:] == ["lease_lost", "failed"]
+    assert kit.types(job_id).count("lease_lost") == len(waits) + 1
+
+
+def test_a_lease_given_back_by_a_restart_counts_but_waits_for_nothing(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(3)
+    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until, at_once=True)
+    job = kit.job(claim.job_id)
+    assert (job.lost_count, job.next_attempt_at) == (1, BEGIN + timedelta(seconds=3))
+    assert kit.lock(claim.job_id, "worker-2").attempt_no == 2
+
+
+def test_a_released_lease_counts_nothing_and_can_be_taken_at_once(kit: Kit) -> None:
+    claim = kit.running()
+    for _ in range(5):
+        kit.lifecycle.release(claim)
+        claim = kit.lock(claim.job_id)
+    job = kit.job(claim.job_id)
+    assert (job.lifecycle_status, job.attempt_no, job.lost_count, job.retry_count) == ("running", 6, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["release", "expire"])
+def test_the_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(kit: Kit, how: str) -> None:
+    claim = kit.running()
+    usage = UsageLog(kit.clock)
+    call = kit.database.write(lambda s: usage.open(s, s.get(AiJob, claim.job_id), "local", "m"))
+    done = kit.database.write(lambda s: usage.open(s, s.get(AiJob, claim.job_id), "local", "m"))
+    kit.database.write(lambda s: usage.close(s, done, CallResult("local", "m", billed="yes")))
+    HOLDERS_WRITES[how](kit, claim)
+    states = {row["id"]: (row["state"], row["billed"]) for row in kit.rows("ai_usage_logs")}
+    assert states == {call: ("lost", "unknown"), done: ("done", "yes")}
+    kit.database.write(lambda s: usage.close(s, call, CallResult("local", "m", prompt_tokens=3, billed="yes")))
+    with kit.database.read() as session:
+        row = session.execute(select(AiUsageLog).where(AiUsageLog.id == call)).scalar_one()
+    assert (row.state, row.prompt_tokens, row.billed) == ("done", 3, "yes")
+
+
+# --- races with real threads ---------------------------------------------------------------------------------------
+
+
+def test_a_beat_and_a_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
+    kit = live_kit
+    for _ in range(25):
+        claim = kit.running()
+        lost = BEGIN - timedelta(days=30)
+        kit.set(claim.job_id, lock_until=lost)
+        beat, reaped = race(
+            lambda claim=claim: _after_a_moment(kit.lifecycle.extend_lock, claim),
+            lambda claim=claim, lost=lost: _after_a_moment(kit.lifecycle.expire, claim, lost),
+        )
+        job = kit.job(claim.job_id)
+        assert [isinstance(one, LockLost) for one in (beat, reaped)].count(True) == 1
+        assert (job.locked_by is None, job.lost_count) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
+        assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"][: 2 + job.lost_count]
+
+
+def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) -> None:
+    kit = live_kit
+    for _ in range(25):
+        claim = kit.running(job_type="synthetic")
+        lost = BEGIN - timedelta(days=30)
+        kit.set(claim.job_id, lock_until=lost, lost_count=1)
+        succeeded, reaped = race(
+            lambda claim=claim: _after_a_moment(kit.lifecycle.mark_succeeded, claim),
+            lambda claim=claim, lost=lost: _after_a_moment(kit.lifecycle.expire, claim, lost),
+        )
+        job = kit.job(claim.job_id)
+        assert [isinstance(one, LifecycleError) for one in (succeeded, reaped)].count(True) == 1
+        if isinstance(succeeded, LifecycleError):
+            assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_WORKER_LOST")
+            assert kit.types(claim.job_id) == ["created", "locked", "lease_lost", "failed"]
+        else:
+            assert (job.lifecycle_status, job.error_code) == ("succeeded", None)
+            assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
+        assert len([event for event in kit.events(claim.job_id) if event.event_type != "ai.job.enqueue"]) == 1
+
+
+def test_two_reapers_count_one_lost_lease_once(live_kit: Kit) -> None:
+    kit = live_kit
+    for _ in range(10):
+        claim = kit.running(job_type="synthetic_background")
+        until = kit.job(claim.job_id).lock_until
+        outcomes = race(*[lambda claim=claim, until=until: kit.lifecycle.expire(claim, until)] * 4)
+        assert [isinstance(one, LockLost) for one in outcomes].count(True) == 3
+        assert kit.job(claim.job_id).lost_count == 1
+        assert len(kit.events(claim.job_id)) == 2
+
+
+def _after_a_moment(work: Callable[..., Any], *arguments: Any) -> Any:
+    time.sleep(random.uniform(0, 0.003))
+    return work(*arguments)

@@ -1,0 +1,183 @@
+"""Taking a job: one winner, a token that is never used twice, a lease judged by the database's clock."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from aijobs.errors import JobLockConflict
+from aijobs.jobs.lifecycle import JobErrorInfo, claim_of
+from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED
+from tests.support.jobs import BEGIN, Kit, race
+
+MINUTE = timedelta(seconds=60)
+
+
+def test_of_32_workers_that_want_one_job_exactly_one_gets_it(live_kit: Kit) -> None:
+    kit, job_id = live_kit, live_kit.new_job().id
+    outcomes = race(*(lambda n=n: kit.lock(job_id, f"worker-{n}") for n in range(32)))
+    winners = [one for one in outcomes if not isinstance(one, Exception)]
+    assert len(winners) == 1
+    assert {type(one) for one in outcomes if isinstance(one, Exception)} == {JobLockConflict}
+    job = kit.job(job_id)
+    assert (job.attempt_no, job.locked_by) == (1, winners[0].token)
+    assert kit.types(job_id) == ["created", "locked"]
+
+
+def test_a_lock_is_seen_by_others_at_once_and_lasts_a_minute_of_one_clock(live_kit: Kit) -> None:
+    kit = live_kit
+    job_id = kit.new_job().id
+    job = kit.lifecycle.lock_job(job_id, "worker-1")
+    with kit.database.engine.connect() as other:
+        assert other.exec_driver_sql("SELECT lifecycle_status FROM ai_jobs").scalar() == "running"
+    assert job.locked_at is not None
+    assert job.lock_until is not None
+    assert job.lock_until - job.locked_at == MINUTE, "both are of one instant, also where the clock runs on"
+    assert job.started_at == job.locked_at
+
+
+def test_a_lock_takes_the_fields_that_it_should_and_no_other(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    before = kit.row(job_id)
+    kit.advance(5)
+    claim = kit.lock(job_id)
+    after = kit.row(job_id)
+    now = BEGIN + timedelta(seconds=5)
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    assert changed == {
+        "lifecycle_status": "running",
+        "status": "processing",
+        "event_seq": 2,
+        "attempt_no": 1,
+        "locked_by": claim.token,
+        "locked_at": now,
+        "lock_until": now + MINUTE,
+        "started_at": now,
+    }
+    assert claim.instance == "worker-1"
+
+
+def test_a_lock_marks_the_event_that_asked_for_it_published(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    assert [event.status for event in kit.events(job_id)] == [PENDING]
+    claim = kit.lock(job_id)
+    (event,) = kit.events(job_id)
+    assert (event.status, event.published_at, event.last_sent_at) == (PUBLISHED, BEGIN, None)
+    kit.lifecycle.release(claim)
+    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PENDING]
+    kit.lock(job_id, "worker-2")
+    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
+
+
+def test_each_acquisition_has_a_token_of_its_own_though_the_worker_is_the_same(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    claims = []
+    for _ in range(3):
+        claims.append(kit.lock(job_id, "worker-1"))
+        kit.advance(1)
+        kit.lifecycle.release(claims[-1])
+    assert len({claim.token for claim in claims}) == 3
+    assert [claim.attempt_no for claim in claims] == [1, 2, 3]
+    job = kit.job(job_id)
+    assert (job.started_at, job.lost_count, job.retry_count) == (BEGIN, 0, 0), "started once, nothing counted"
+
+
+def test_a_job_that_is_not_due_cannot_be_taken_until_it_is(kit: Kit) -> None:
+    claim = kit.running()
+    kit.lifecycle.release_for_retry(claim, BEGIN + timedelta(seconds=10))
+    kit.advance(9.999)
+    before = kit.everything()
+    with pytest.raises(JobLockConflict):
+        kit.lock(claim.job_id)
+    assert kit.everything() == before
+    kit.advance(0.001)
+    assert kit.lock(claim.job_id).attempt_no == 2
+    assert kit.job(claim.job_id).next_attempt_at is None
+
+
+def test_a_job_of_a_paused_queue_cannot_be_taken_while_another_queue_goes_on(kit: Kit) -> None:
+    here, there = kit.new_job(), kit.new_job(job_type="synthetic_background")
+    kit.pause("ai-interactive")
+    before = kit.row(here.id)
+    with pytest.raises(JobLockConflict):
+        kit.lock(here.id)
+    assert kit.row(here.id) == before
+    assert kit.lock(there.id).attempt_no == 1
+
+
+def test_a_job_that_runs_on_a_paused_queue_is_let_finish(kit: Kit) -> None:
+    claim = kit.running()
+    kit.pause("ai-interactive")
+    kit.lifecycle.extend_lock(claim)
+    kit.lifecycle.mark_succeeded(claim)
+    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+
+
+def test_a_job_that_was_given_up_tells_who_took_it_for_that(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    kit.pause("ai-interactive")
+    kit.lifecycle.give_up(job_id, 1, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED", "three times"))
+    job = kit.row(job_id)
+    assert (job["lifecycle_status"], job["error_code"], job["internal_error_message"], job["attempt_no"]) == (
+        "failed",
+        "INTERNAL_NOT_DISPATCHED",
+        "three times",
+        1,
+    )
+    assert [(row.type, row.actor, row.error_code) for row in kit.history(job_id)] == [
+        ("created", "user:u1", None),
+        ("locked", "dispatcher", None),
+        ("failed", "dispatcher", "INTERNAL_NOT_DISPATCHED"),
+    ]
+
+
+@pytest.mark.parametrize("attempt", [0, 2, 3])
+def test_a_job_is_given_up_only_by_who_waits_for_the_attempt_that_it_waits_for(sqlite_kit: Kit, attempt: int) -> None:
+    kit, job_id = sqlite_kit, sqlite_kit.new_job().id
+    before = kit.everything()
+    with pytest.raises(JobLockConflict):
+        kit.lifecycle.give_up(job_id, attempt, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED"))
+    assert kit.everything() == before
+
+
+def test_a_give_up_and_a_lock_at_once_have_one_winner(live_kit: Kit) -> None:
+    kit = live_kit
+    for _ in range(10):
+        job_id = kit.new_job().id
+        error = JobErrorInfo.of("INTERNAL_NOT_DISPATCHED")
+        locked, given_up = race(
+            lambda job_id=job_id: kit.lifecycle.lock_job(job_id, "worker-1"),
+            lambda job_id=job_id, error=error: kit.lifecycle.give_up(job_id, 1, error),
+        )
+        refused = [one for one in (locked, given_up) if isinstance(one, JobLockConflict)]
+        assert len(refused) == 1
+        assert kit.job(job_id).lifecycle_status == ("failed" if isinstance(locked, Exception) else "running")
+        assert kit.types(job_id) == ["created", "locked", "failed"][: 3 if isinstance(locked, Exception) else 2]
+
+
+def test_jobs_are_found_by_state_queue_and_number_oldest_first(kit: Kit) -> None:
+    first, second = kit.new_job(), kit.new_job(job_type="synthetic_background")
+    kit.advance(1)
+    third = kit.new_job()
+    kit.lock(third.id)
+    found = kit.lifecycle.find_by_lifecycle_status
+    assert [job.id for job in found(["queued", "running"])] == [first.id, second.id, third.id]
+    assert [job.id for job in found(["queued"], queue_name="ai-interactive")] == [first.id]
+    assert [job.id for job in found(["queued", "running"], limit=2)] == [first.id, second.id]
+    assert found([]) == []
+    assert found(["failed"]) == []
+
+
+def test_the_claim_of_a_job_that_nobody_holds_is_refused(sqlite_kit: Kit) -> None:
+    with pytest.raises(ValueError, match="held by nobody"):
+        claim_of(sqlite_kit.new_job())
+
+
+def test_the_enqueue_event_of_a_new_job_is_due_a_second_ahead_and_holds_no_name(kit: Kit) -> None:
+    job = kit.new_job(user_id="somebody", priority=7)
+    (event,) = kit.events(job.id)
+    assert (event.event_type, event.aggregate_type, event.aggregate_id) == (ENQUEUE, "AiJob", job.id)
+    assert event.payload == {"jobId": job.id, "jobType": "synthetic", "queueName": "ai-interactive", "priority": 7}
+    assert event.available_at == job.created_at + timedelta(seconds=1) == BEGIN + timedelta(seconds=1)
+    assert event.dedupe_key == f"synthetic:somebody:j={job.id}:1"
