@@ -14,6 +14,7 @@ from htmx_flask import Htmx
 from sqlalchemy import Engine
 from werkzeug.middleware.proxy_fix import ProxyFix
 
+from aijobs import logs
 from aijobs.db import Base
 from aijobs.settings import PACKAGE, Settings, resource
 from aijobs.web import auth, errors, headers
@@ -46,7 +47,9 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     if services is None:
         from aijobs.wiring import build_services
 
-        services = build_services(settings or Settings.load())
+        settings = settings or Settings.load()
+        logs.configure(settings.log_level)  # This process is ours.
+        services = build_services(settings)
     settings = services.settings
     app = Flask(
         "aijobs",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from aijobs.definitions.definition import QUEUES
+from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
@@ -114,11 +117,21 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "JobPage": record({"jobs": array(ref("Job"))}, {"nextCursor": TEXT}),
     "NoBody": record({}),
-    "FlashcardRequest": {
-        "type": "object",
-        "description": "The input of the job type `flashcard_generation`.",
-    },
-    "FlashcardSet": record({"job": ref("Job"), "flashcards": array({"type": "object"})}),
+    "FlashcardSet": record({"job": ref("Job"), "flashcards": array(ref("Flashcard"))}),
+    "Flashcard": record(
+        {
+            "flashcardId": TEXT,
+            "cardType": {"type": "string", "enum": ["basic", "cloze"]},
+            "tags": array(TEXT),
+            "difficulty": nullable(TEXT),
+            "evidence": array(ref("Evidence")),
+            "lang": TEXT,
+            "source": record({"id": TEXT, "title": TEXT}),
+            "createdAt": TIME,
+        },
+        {"front": TEXT, "back": TEXT, "text": TEXT, "hint": TEXT},
+    ),
+    "Evidence": record({"sid": TEXT, "quote": TEXT}, {"start": NATURAL, "end": NATURAL}),
     "AdminJob": record(_ADMIN_JOB, _ADMIN_JOB_OPTIONAL),
     "AdminJobPage": record({"jobs": array(ref("AdminJob"))}, {"nextCursor": TEXT}),
     "AdminJobDetail": record(
@@ -272,6 +285,16 @@ SCHEMAS: dict[str, Schema] = {
         {"currency": TEXT},
     ),
 }
+
+
+def _add_input(name: str, model: type[BaseModel]) -> None:
+    """A job type's input, and what it is made of, under their own names."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    SCHEMAS.update(schema.pop("$defs", {}))
+    SCHEMAS[name] = schema
+
+
+_add_input("FlashcardRequest", flashcard_generation.DEFINITION.input.schema)
 
 
 def _query(schema: Schema, description: str, *, required: bool = False) -> dict[str, Any]:

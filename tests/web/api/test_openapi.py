@@ -16,7 +16,9 @@ from aijobs.clock import utc_now
 from aijobs.db import Database
 from aijobs.errors import CODES
 from aijobs.ids import InstanceId, new_id
+from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import QueuePause
+from aijobs.learning.models import Flashcard
 from aijobs.queues.presence import Presence
 from aijobs.wiring import Services
 from tests.support.rows import (
@@ -189,6 +191,49 @@ def test_real_answers_fit_what_is_described(
             ask("POST", f"/admin-api/ai/jobs/{job}/cancel", headers, data="x", content_type="text/plain")
             ask("POST", f"/admin-api/ai/jobs/{job}/cancel", headers)
     assert seen == {(method, path) for method, path, _, _ in operations(documents)}
+
+
+def test_the_request_that_is_described_is_the_one_that_is_taken(documents: dict[str, Any]) -> None:
+    document = documents["/api/openapi.json"]
+    schema = {"$ref": "#/components/schemas/FlashcardRequest", "components": document["components"]}
+    validator = OAS31Validator(schema)
+    assert validator.is_valid(flashcard_generation.SAMPLE_INPUT)
+    assert not validator.is_valid({**flashcard_generation.SAMPLE_INPUT, "userId": "u2"})
+    assert not validator.is_valid({})
+
+
+def test_cards_are_found_by_any_job_of_their_chain(
+    client: FlaskClient, database: Database, documents: dict[str, Any]
+) -> None:
+    kind = {"job_type": "flashcard_generation"}
+    first = build_job(**kind, **ended("failed"))
+    child = build_job(
+        parent_job_id=first.id, root_id=first.id, created_at=BEGIN + timedelta(1), **kind, **ended("succeeded")
+    )
+    cards = [
+        Flashcard(
+            user_id="u1",
+            job_id=child.id,
+            ordinal=n,
+            card_type="basic",
+            front=f"front {n}",
+            back="back",
+            tags=["t"],
+            evidence=[{"sid": "s1", "quote": "q", "start": 0, "end": 1}],
+            lang="en",
+            source_id="n1",
+            source_title="Plants",
+            created_at=BEGIN,
+        )
+        for n in (1, 0)
+    ]
+    add(database, first, child, *cards)
+    for job in (first, child):
+        answer = client.get(f"/api/learning/flashcards?jobId={job.id}", headers=as_user())
+        check(documents, "/api/learning/flashcards", "GET", answer)
+        assert answer.json["job"]["jobId"] == child.id
+        assert [card["front"] for card in answer.json["flashcards"]] == ["front 0", "front 1"]
+        assert client.get(f"/api/learning/flashcards?jobId={job.id}", headers=as_user("u2")).status_code == 404
 
 
 def test_numbers_that_only_the_broker_knows_are_null_while_it_is_away(
