@@ -64,11 +64,13 @@ class UsageLog:
         return row.id
 
     def close(self, session: Session, usage_id: str, result: CallResult) -> None:
-        """Write what the call came to; a row that was given up as lost meanwhile is closed all the same."""
+        """Write what the call came to, also where the row was given up as lost meanwhile, or where the attempt was
+        ended while the call went on: its answer may still come, and tells what it cost.
+        """
         change_rows(
             session,
             update(AiUsageLog)
-            .where(AiUsageLog.id == usage_id, AiUsageLog.state.in_((STARTED, LOST)))
+            .where(AiUsageLog.id == usage_id, AiUsageLog.state != DONE)
             .values(
                 state=FAILED_CALL if result.error_code else DONE,
                 finished_at=self._clock.now(),

@@ -5,6 +5,7 @@ A beat proves that the attempt moves, not only that the process lives: it stops 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
 from aijobs.errors import LifecycleError
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import SUCCEEDED
 from aijobs.logs import Outage, get_logger
 
 logger = get_logger(__name__)
@@ -34,6 +36,8 @@ class CancelHints(Protocol):
 class _Holder(NamedTuple):
     token: str | None
     asked_to_cancel: bool
+    succeeded_as: int | None
+    """The attempt that succeeded, where one did."""
 
 
 class Watcher:
@@ -77,10 +81,10 @@ class Watcher:
     def _loop(self) -> None:
         look_at = 0.0
         while not self._closing.wait(self._watch_s / 5):
-            if time.monotonic() < look_at and not self._hinted():
-                continue
-            look_at = time.monotonic() + self._watch_s
             try:
+                if time.monotonic() < look_at and not self._hinted():
+                    continue
+                look_at = time.monotonic() + self._watch_s
                 self.look()
                 self._outage.worked()
             except Exception as error:
@@ -128,6 +132,7 @@ class Watcher:
     def _report_stuck(self, run: Run) -> None:
         now = time.monotonic()
         if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
+            self._over_since[run.claim.token] = math.inf  # Told once: the process is on its way out.
             self._stuck(run)
 
     def _holders(self, live: Sequence[Run]) -> Mapping[str, _Holder]:
@@ -137,13 +142,18 @@ class Watcher:
         ids = {run.claim.job_id for run in live}
         with self._database.read() as session:
             rows = session.execute(
-                select(AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at).where(AiJob.id.in_(ids))
+                select(
+                    AiJob.id, AiJob.locked_by, AiJob.cancel_requested_at, AiJob.lifecycle_status, AiJob.attempt_no
+                ).where(AiJob.id.in_(ids))
             )
-            return {job_id: _Holder(token, asked_at is not None) for job_id, token, asked_at in rows}
+            return {
+                job_id: _Holder(token, asked_at is not None, attempt_no if status == SUCCEEDED else None)
+                for job_id, token, asked_at, status, attempt_no in rows
+            }
 
     def _compare(self, run: Run, holder: _Holder | None) -> None:
-        if run.ended.is_set():
-            return
+        if run.ended.is_set() or (holder is not None and holder.succeeded_as == run.claim.attempt_no):
+            return  # Its own success is committed, and its code is about to say so.
         if holder is None or holder.token != run.claim.token:
             self._lose(run)
         elif holder.asked_to_cancel:
@@ -162,8 +172,13 @@ class Watcher:
 
     def _lose(self, run: Run) -> None:
         """Another attempt has the job: this one stops its call and writes nothing."""
-        if run.ended.is_set():
-            return
-        logger.warning("job.lock_lost", **run.fields())
-        run.token.cancel(LOST)
-        run.end("lost")
+        if not run.ending.acquire(blocking=False):
+            return  # Somebody is just ending it, which frees the lock as well; the next look knows.
+        try:
+            if run.ended.is_set():
+                return
+            logger.warning("job.lock_lost", **run.fields())
+            run.token.cancel(LOST)
+            run.end("lost")
+        finally:
+            run.ending.release()

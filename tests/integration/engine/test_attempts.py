@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aijobs.errors import JobError
-from tests.integration.engine.stage import Held, Stage
+from tests.integration.engine.stage import Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
 

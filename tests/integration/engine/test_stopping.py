@@ -1,0 +1,420 @@
+"""Deadlines, cancels, leases taken over, and shutdown: an attempt ends when it must, whatever its code does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aijobs.engine.token import RELEASED
+from aijobs.errors import JobError
+from aijobs.jobs.lifecycle import claim_of
+from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
+from tests.support.jobs import STUBBORN_TYPE, Kit
+from tests.support.polling import poll
+
+PROMPTLY = 1.5
+"""Seconds that an end may take after its reason; promised is one, the rest is this machine's."""
+
+
+@pytest.fixture
+def hasty_stage(sqlite_kit: Kit) -> Iterator[Stage]:
+    """A stage that calls code stuck 0.3 s after its end."""
+    with open_stage(sqlite_kit, stuck_s=0.3) as opened:
+        yield opened
+
+
+def sleeping(seconds: float = 60) -> Callable[..., dict[str, Any]]:
+    def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
+        context.sleep(seconds)
+        return {"output": {}, "artifacts": 1}
+
+    return script
+
+
+# --- deadlines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategy", "attempts"), [("fail", 1), ("retry", 3)])
+def test_a_timeout_is_tried_again_only_where_the_definition_says_so(
+    sqlite_stage: Stage, strategy: str, attempts: int
+) -> None:
+    job_type = sqlite_stage.scripted(sleeping(), timeout_ms=1000, max_retries=2, abort_strategy=strategy)
+    job = sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
+    assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "TIMEOUT", attempts)
+
+
+def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stage) -> None:
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id
+    began = time.monotonic()
+    assert stage.run(job_id) == "failed"
+    assert time.monotonic() - began < 1 + PROMPTLY
+    ended = stage.kit.everything()
+    assert stage.kit.job(job_id).error_code == "TIMEOUT"
+    assert stage.run(stage.kit.new_job().id) == "succeeded", "the slot takes the next job"
+    script.go.set()
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert stage.kit.row(job_id) == next(row for row in ended["ai_jobs"] if row["id"] == job_id)
+    assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
+    assert stage.kit.types(job_id) == ["created", "locked", "failed"]
+
+
+def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(request: Any, token: Any) -> str:
+        begun.set()
+        assert go.wait(30)
+        return '{"cards": []}'
+
+    job_id = stage.new_cards(stage.asking(answer, timeout_ms=1000, abort_strategy="fail"))
+    delivery = stage.start(job_id)
+    assert begun.wait(10)
+    assert delivery.wait() == "failed"
+    (at_once,) = stage.usage(job_id)
+    assert (at_once["state"], at_once["error_code"]) == ("failed", "TIMEOUT")
+    go.set()
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    (late,) = stage.usage(job_id)
+    assert (late["state"], late["error_code"], late["billed"]) == ("failed", "TIMEOUT", "yes")
+    assert (late["prompt_tokens"], late["completion_tokens"]) == (100, 50), "the money is gone, and known"
+    row = stage.kit.row(job_id)
+    assert (row["lifecycle_status"], row["validated_output"], row["output_hash"]) == ("failed", None, None)
+
+
+def test_the_beat_stops_at_the_deadline(stage: Stage) -> None:
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="retry", delay=5000)).id
+    delivery = stage.start(job_id)
+    assert script.begun.wait(10)
+    stage.kit.advance(30)
+    renewed = stage.kit.services.clock.at + timedelta(seconds=60)  # type: ignore[attr-defined]
+    poll(lambda: stage.kit.job(job_id).lock_until == renewed, what="the lease is renewed while the attempt may run")
+    delivery.wait()
+    stage.kit.advance(3)
+    job = stage.kit.job(job_id)
+    assert (job.locked_by, job.lock_until) == (None, None), "hung code keeps no lease"
+    script.go.set()
+
+
+def test_code_that_does_not_return_makes_the_process_give_up(hasty_stage: Stage) -> None:
+    stage, script = hasty_stage, Held()
+    stuck = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id
+    stage.run(stuck)
+    other = stage.start(stage.kit.new_job(job_type=stage.scripted(sleeping())).id)
+    assert stage.abandoned.wait(10), "nobody was told"
+    assert other.wait() == "released", "the other lease is given back first"
+    assert stage.run(stage.kit.new_job().id) == "not_taken"
+    script.go.set()
+
+
+def test_code_that_returned_in_time_gives_nothing_up(hasty_stage: Stage) -> None:
+    job_type = hasty_stage.scripted(sleeping(), timeout_ms=1000, abort_strategy="fail")
+    hasty_stage.run(hasty_stage.kit.new_job(job_type=job_type).id)
+    assert not hasty_stage.abandoned.wait(1)
+
+
+# --- cancels -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hinted", [True, False], ids=["with a hint", "by the database alone"])
+def test_a_running_job_is_cancelled_within_a_second(stage: Stage, hinted: bool) -> None:
+    job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
+    delivery = stage.start(job_id)
+    poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
+    began = time.monotonic()
+    if hinted:
+        stage.kit.jobs.cancel(job_id, "user:u1")
+    else:
+        stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    assert delivery.wait() == "cancelled"
+    assert time.monotonic() - began < PROMPTLY
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.error_code, job.locked_by) == ("cancelled", None, None)
+    assert stage.kit.types(job_id) == ["created", "locked", "cancel_requested", "cancelled"]
+    assert [e.event_type for e in stage.kit.events(job_id)][1:] == ["ai.job.cancelled"]
+
+
+def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    delivery = stage.start(job_id)
+    assert script.begun.wait(10)
+    stage.kit.jobs.cancel(job_id, "user:u1")
+    assert delivery.wait() == "cancelled"
+    script.go.set()
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert stage.kit.job(job_id).lifecycle_status == "cancelled"
+    assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
+
+
+def test_a_cancelled_call_is_closed_and_no_other_is_made(stage: Stage) -> None:
+    def answer(request: Any, token: Any) -> str:
+        token.sleep(60)
+        raise AssertionError("unreachable")
+
+    job_id = stage.new_cards(stage.asking(answer))
+    delivery = stage.start(job_id)
+    poll(lambda: stage.provider.requests, what="the call left")
+    stage.kit.jobs.cancel(job_id, "user:u1")
+    assert delivery.wait() == "cancelled"
+    (call,) = stage.usage(job_id)
+    assert (call["state"], call["error_code"]) == ("failed", "CANCELLED")
+
+
+class _Cancelling:
+    """Cancels a job at one step of its attempt, in the thread that walks it, when the watcher can't be faster."""
+
+    def __init__(self, stage: Stage, job_id: str) -> None:
+        self._stage, self._job_id = stage, job_id
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self._stage.kit.lifecycle.request_cancel(self._job_id, "user:u1")
+
+
+@pytest.mark.parametrize("step", ["before the call", "within the call", "after the output", "within the projection"])
+def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.engine.close()  # The watcher: what is looked at here is what the steps themselves see.
+    job_id = stage.new_cards(stage.asking(CARDS))
+    cancel = _Cancelling(stage, job_id)
+    if step == "before the call":
+        resolve = stage.engine._resolve.resolve
+        monkeypatch.setattr(stage.engine._resolve, "resolve", lambda run: (cancel(), resolve(run))[1])
+    elif step == "within the call":
+        stage.provider.answers[:] = [lambda request, token: (cancel(), '{"cards": []}')[1]]
+    elif step == "after the output":
+        project = stage.engine._project.project
+        monkeypatch.setattr(stage.engine._project, "project", lambda run: (cancel(), project(run))[1])
+    else:
+        lock_row = stage.kit.lifecycle.lock_row
+        asked: list[threading.Thread] = []
+
+        def locked(session: Any, claim: Any) -> Any:
+            job = lock_row(session, claim)
+            # Waits for the row's lock, and so comes after the success: a final job is answered as it is.
+            asked.append(threading.Thread(target=cancel))
+            asked[0].start()
+            return job
+
+        monkeypatch.setattr(stage.kit.lifecycle, "lock_row", locked)
+    outcome = stage.run(job_id)
+    job = stage.kit.job(job_id)
+    if step == "within the projection":
+        asked[0].join(20)
+        job = stage.kit.job(job_id)
+        assert (outcome, job.lifecycle_status, job.cancel_requested_at) == ("succeeded", "succeeded", None)
+        return
+    assert (outcome, job.lifecycle_status) == ("cancelled", "cancelled")
+    assert stage.kit.rows("flashcards", job_id=job_id) == []
+    assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
+    assert len(stage.provider.requests) == (0 if step == "before the call" else 1)
+    assert all(call["state"] in ("done", "failed") for call in stage.usage(job_id)), "no call is left open"
+
+
+def test_a_cancel_wins_over_a_failure_and_over_a_retry(stage: Stage) -> None:
+    running: list[str] = []
+
+    def failing_with(code: str) -> Callable[..., dict[str, Any]]:
+        def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
+            stage.kit.lifecycle.request_cancel(running[-1], "user:u1")
+            raise JobError(code)
+
+        return script
+
+    for code in ("PROVIDER_UNAVAILABLE", "CONTENT_SAFETY_BLOCKED"):
+        running.append(stage.kit.new_job(job_type=stage.scripted(failing_with(code))).id)
+        assert stage.run(running[-1]) == "cancelled"
+        assert stage.kit.job(running[-1]).error_code is None
+
+
+def test_a_job_that_waits_for_its_retry_is_cancelled_at_once(stage: Stage) -> None:
+    job_id = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
+    stage.run(job_id)
+    stage.kit.jobs.cancel(job_id, "user:u1")
+    assert stage.kit.job(job_id).lifecycle_status == "cancelled"
+    stage.kit.advance(60)
+    assert stage.run(job_id) == "not_taken"
+
+
+def test_a_type_that_is_not_cancellable_runs_to_its_end(sqlite_stage: Stage) -> None:
+    job = sqlite_stage.kit.new_job(job_type=STUBBORN_TYPE)
+    assert sqlite_stage.run(job.id) == "succeeded"
+
+
+# --- a lease taken over --------------------------------------------------------------------------------------------
+
+
+def _take_over(stage: Stage, job_id: str, instance: str = "worker-2") -> Any:
+    """What the reaper and another worker do after this one was thought lost."""
+    job = stage.kit.job(job_id)
+    assert job.lock_until is not None
+    stage.kit.lifecycle.expire(claim_of(job), job.lock_until, at_once=True)
+    return stage.kit.lock(job_id, instance)
+
+
+def test_a_worker_whose_lease_was_taken_over_stops_and_writes_nothing(stage: Stage) -> None:
+    seen: list[str] = []
+
+    def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
+        try:
+            context.sleep(60)
+        except JobError as stopped:
+            seen.append(stopped.code)
+            raise
+        raise AssertionError("unreachable")
+
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    delivery = stage.start(job_id)
+    poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
+    newer = _take_over(stage, job_id)
+    before = stage.kit.row(job_id)
+    assert delivery.wait() == "lost"
+    assert seen == ["LOCK_LOST"]
+    assert stage.kit.row(job_id) == before
+    stage.kit.lifecycle.mark_succeeded(newer)
+    assert stage.kit.types(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
+def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: Stage, watched: bool) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(request: Any, token: Any) -> str:
+        begun.set()
+        assert go.wait(30)
+        return '{"cards": []}'
+
+    if not watched:
+        stage.engine.close()
+    job_id = stage.new_cards(stage.asking(answer))
+    delivery = stage.start(job_id)
+    assert begun.wait(10)
+    newer = _take_over(stage, job_id)
+    assert [call["state"] for call in stage.usage(job_id)] == ["lost"]
+    if watched:
+        assert delivery.wait() == "lost"
+    before = stage.kit.row(job_id)
+    go.set()
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert delivery.wait() == "lost"
+    (call,) = stage.usage(job_id)
+    assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
+    assert stage.kit.row(job_id) == before, "nothing but usage is written by who holds nothing"
+    assert stage.kit.job(job_id).locked_by == newer.token
+
+
+def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: Any) -> None:
+    """The row names no holder any more from the commit on, a moment before the run knows that it ended."""
+    stage.engine.close()
+    for event in ("ai.job.completed", "ai.job.failed", "ai.job.cancelled"):
+
+        def look(_event: Any) -> None:
+            watcher = threading.Thread(target=stage.watcher.look)
+            watcher.start()
+            watcher.join(10)
+            assert not watcher.is_alive()
+
+        stage.kit.services.bus.subscribe(event, look)
+    assert stage.run(stage.kit.new_job().id) == "succeeded"
+    assert stage.run(stage.kit.new_job({"raise": "CONTENT_SAFETY_BLOCKED"}).id) == "failed"
+    assert [line for line in log_lines() if line["event"] == "job.lock_lost"] == []
+
+
+# --- shutdown ------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_lets_an_attempt_finish_within_the_grace(stage: Stage) -> None:
+    job_id = stage.kit.new_job(job_type=stage.scripted(sleeping(0.3))).id
+    delivery = stage.start(job_id)
+    poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
+    assert stage.engine.drain(20) == 0
+    assert delivery.wait() == "succeeded"
+    assert stage.run(stage.kit.new_job().id) == "not_taken", "nothing new is taken"
+
+
+def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(stage: Stage) -> None:
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    delivery = stage.start(job_id)
+    assert script.begun.wait(10)
+    assert stage.engine.drain(0.1) == 1
+    assert delivery.wait() == "released"
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.lost_count, job.retry_count, job.locked_by) == ("running", 0, 0, None)
+    asked = stage.kit.events(job_id, "ai.job.enqueue")[-1]
+    assert (asked.status, asked.available_at) == ("pending", stage.kit.services.clock.at)  # type: ignore[attr-defined]
+    newer = stage.kit.lock(job_id, "worker-2")
+    assert newer.attempt_no == 2
+    script.go.set()
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert stage.kit.job(job_id).locked_by == newer.token
+    assert stage.kit.types(job_id) == ["created", "locked", "released", "locked"]
+
+
+def test_a_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
+    stage.engine.close()
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    delivery = stage.start(job_id)
+    assert script.begun.wait(10)
+    stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    stage.engine.drain(0)
+    delivery.wait()
+    assert stage.kit.job(job_id).lifecycle_status == "cancelled"
+    script.go.set()
+
+
+def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = stage.kit.lifecycle.release
+
+    def slowly(claim: Any) -> Any:
+        time.sleep(0.3)
+        return release(claim)
+
+    monkeypatch.setattr(stage.kit.lifecycle, "release", slowly)
+    job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
+    delivery = stage.start(job_id)
+    poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
+    stage.engine.drain(0)
+    assert delivery.wait() == "released"
+    assert stage.kit.types(job_id) == ["created", "locked", "released"]
+
+
+def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = stage.engine._prepare.take
+    ran: list[int] = []
+
+    def late(message: Any) -> Any:
+        run = take(message)
+        stage.engine.drain(0)
+        return run
+
+    monkeypatch.setattr(stage.engine._prepare, "take", late)
+    job_type = stage.scripted(lambda *_: ran.append(1) or {"output": {}, "artifacts": 0})  # type: ignore[func-returns-value]
+    job_id = stage.kit.new_job(job_type=job_type).id
+    assert stage.run(job_id) == "released"
+    assert ran == []
+    assert stage.engine.active() == []
+    assert stage.kit.job(job_id).locked_by is None
+
+
+def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
+    def answer(request: Any, token: Any) -> str:
+        token.sleep(60)
+        raise AssertionError("unreachable")
+
+    job_id = stage.new_cards(stage.asking(answer))
+    delivery = stage.start(job_id)
+    poll(lambda: stage.provider.requests, what="the call left")
+    stage.engine.drain(0)
+    assert delivery.wait() == "released"
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    (call,) = stage.usage(job_id)
+    assert (call["state"], call["error_code"]) == ("failed", RELEASED)
