@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from aijobs import logs
 from aijobs.db import Base
 from aijobs.settings import PACKAGE, Settings, resource
-from aijobs.web import auth, errors, headers
+from aijobs.web import auth, console, errors, headers
 from aijobs.web.api import admin, user
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.health import health
@@ -70,7 +69,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     app.register_blueprint(health)
     user.init_app(app)
     admin.init_app(app)
-    _add_console(app)
+    console.init_app(app)
     if settings.trusted_proxies:
         n = settings.trusted_proxies
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=n, x_proto=n, x_host=n)  # type: ignore[method-assign]
@@ -95,10 +94,3 @@ def _configure(app: Flask, settings: Settings) -> None:
     )
     app.json.ensure_ascii = True  # type: ignore[attr-defined]
     app.json.sort_keys = False  # type: ignore[attr-defined]
-
-
-def _add_console(app: Flask) -> None:
-    """The console, where it is installed: `aijobs.web.console.init_app(app)`."""
-    console = importlib.import_module("aijobs.web.console")
-    if hasattr(console, "init_app"):
-        console.init_app(app)
