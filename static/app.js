@@ -80,7 +80,8 @@
 
   function age(seconds, format) {
     const size = Math.abs(seconds);
-    const [unit, length] = UNITS.find(([, n]) => size >= n) || UNITS[5];
+    if (size < 1) return words().now;
+    const [unit, length] = UNITS.find(([, n]) => size >= n);
     return format.format(Math.sign(seconds) * Math.floor(size / length), unit);
   }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from flask import Blueprint, Flask, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError
 
+from aijobs.clock import iso
 from aijobs.errors import ApiError
 from aijobs.web.auth import current_operator, login_manager
 
@@ -17,7 +20,7 @@ def _csrf_refused(_error: CSRFError) -> ResponseReturnValue:
     """Who is no longer signed in is asked to sign in; only somebody signed in can send a wrong token."""
     signing_in = request.endpoint in ("console.login", "console.preferences", "console.logout")
     if current_operator() is None and not signing_in:
-        return login_manager.unauthorized()  # type: ignore[no-any-return]
+        return login_manager.unauthorized()
     return current_app.handle_user_exception(ApiError("BAD_REQUEST", {"reason": "csrf"}))
 
 
@@ -33,17 +36,21 @@ def init_app(app: Flask) -> None:
         confirmations,
         jobs,
         outbox,
+        pages,
         preferences,
         queues,
         session,
+        times,
+        words,
         workers,
     )
-    from aijobs.web.console import pages, times, words
 
     app.register_blueprint(blueprint)
+    # The address of a static file changes with the file (`pages.asset`).
+    app.config["SEND_FILE_MAX_AGE_DEFAULT"] = timedelta(days=365)
     app.context_processor(pages.context)
     app.jinja_env.filters.update(
-        ago=times.ago, exact=times.exact, iso=times.iso, duration=times.duration, milliseconds=times.milliseconds
+        ago=times.ago, exact=times.exact, iso=iso, duration=times.duration, milliseconds=times.milliseconds
     )
     app.jinja_env.globals.update(
         asset=pages.asset,

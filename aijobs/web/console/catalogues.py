@@ -54,9 +54,7 @@ def read(language: str) -> Catalog:
 def untranslated(catalog: Catalog) -> list[str]:
     """The texts of `catalog` that have no translation, or one that nobody has checked."""
     return [
-        str(message.id)
-        for message in catalog
-        if message.id and (message.fuzzy or not all(_strings(message.string)))
+        str(message.id) for message in catalog if message.id and (message.fuzzy or not all(_strings(message.string)))
     ]
 
 

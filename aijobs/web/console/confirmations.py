@@ -32,7 +32,9 @@ class ConfirmationForm(FlaskForm):
     """Why, for the audit log, and proof that the confirmation was seen."""
 
     confirmation = HiddenField()
-    reason = TextAreaField(_l("Reason (optional)"), [Optional(), Length(max=500, message=_l("At most 500 characters."))])
+    reason = TextAreaField(
+        _l("Reason (optional)"), [Optional(), Length(max=500, message=_l("At most 500 characters."))]
+    )
 
     def given_reason(self) -> str | None:
         """The reason without spaces around it and without characters that can't be read; None for none."""
@@ -144,7 +146,9 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
     if action is RETRY:
         return {
             "title": gettext("Retry this job?"),
-            "lead": gettext("A new job runs with the same input. This one stays as it is, and the new one is its child."),
+            "lead": gettext(
+                "A new job runs with the same input. This one stays as it is, and the new one is its child."
+            ),
             "button": gettext("Retry the job"),
         }
     running = job.locked_by is not None
@@ -167,4 +171,3 @@ def _refused(action: Action, job: JobRow, refused: ApiError) -> ResponseReturnVa
     text = refusal_text(action, details.get("reason")) or describe(refused.code).message(language())
     flash(text, "problem")
     return redirect(url_for("console.job", job_id=details.get("newestJobId", job.id)), 303)
-

@@ -57,7 +57,9 @@ FAILURES: Mapping[str, Explanation] = {
     ),
     "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
     "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
-    "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(_l("The account of the user's key has no balance left."), _TELL_USER),
+    "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(
+        _l("The account of the user's key has no balance left."), _TELL_USER
+    ),
     "INTERNAL_ERROR": Explanation(_l("Our own code failed."), _OUR_FAULT),
     "INTERNAL_PROJECTION": Explanation(
         _l("The answer was saved, but turning it into business rows failed."),
@@ -65,7 +67,8 @@ FAILURES: Mapping[str, Explanation] = {
     ),
     "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _OUR_FAULT),
     "INTERNAL_CONFIG": Explanation(
-        _l("A setting that this job needs is missing or wrong."), _l("Mend the setting, restart the workers, then retry.")
+        _l("A setting that this job needs is missing or wrong."),
+        _l("Mend the setting, restart the workers, then retry."),
     ),
     "INTERNAL_SNAPSHOT_MISSING": Explanation(
         _l("The frozen input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
@@ -93,18 +96,17 @@ _BY_PREFIX = (
 
 def explain_failure(code: str | None) -> Explanation:
     """The explanation of an error code; for one that is not ours its prefix's, else that of INTERNAL_ERROR."""
+    code = code or "INTERNAL_ERROR"
     if code in FAILURES:
         return FAILURES[code]
     for prefix, explanation in _BY_PREFIX:
-        if code and code.startswith(prefix):
+        if code.startswith(prefix):
             return explanation
     return FAILURES["INTERNAL_ERROR"]
 
 
 WAITS: Mapping[str, Explanation] = {
-    "paused": Explanation(
-        _l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")
-    ),
+    "paused": Explanation(_l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")),
     "not_due": Explanation(
         _l("The job waits for its next attempt."), _l("Nothing to do; it is sent again at the time shown.")
     ),

@@ -23,7 +23,7 @@ from aijobs.web.console import blueprint
 from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer
 from aijobs.web.console.attempts import build_attempts
 from aijobs.web.console.explanations import WAITS, explain_failure
-from aijobs.web.console.pages import render
+from aijobs.web.console.pages import link, render
 from aijobs.web.console.strip import build_strip
 from aijobs.web.console.waits import due_at, find_wait
 from aijobs.web.context import services
@@ -42,7 +42,7 @@ def jobs() -> ResponseReturnValue:
     """The list under a filter, a page at a time."""
     try:
         wanted = JobFilter.parse(request.args)
-        page = services().monitor.list_jobs(wanted, request.args.get("cursor"), PER_PAGE)
+        page = services().monitor.list_jobs(wanted, request.args.get("cursor") or None, PER_PAGE)
     except InputInvalid as invalid:
         return make_response(_list(JobFilter(), Page((), None), _faults(invalid)), 422)
     return _list(wanted, page, {})
@@ -86,7 +86,7 @@ def search() -> ResponseReturnValue:
     if is_id(text.lower()) and services().monitor.find_job(text.lower()) is not None:
         return redirect(url_for("console.job", job_id=text.lower()), 303)
     name = "errorCode" if text.isupper() and "_" in text else "q"
-    return redirect(url_for("console.jobs", **({name: text} if text else {})), 303)
+    return redirect(link("console.jobs", {name: text} if text else {}), 303)
 
 
 _STATES = {"states": LIFECYCLE_STATUSES}
@@ -137,7 +137,7 @@ def _list_poll(wanted: JobFilter, rows: Sequence[JobRow], since: str | None) -> 
     """Open rows change, and the first page may get newer ones; a later page of ended jobs stays as it is."""
     still = ",".join(job.id for job in rows if not job.final)
     parameters = wanted.query() | ({"ids": still} if still else {}) | ({"since": since} if since else {})
-    return Poll(url_for("console.changes", **parameters), 3 if still else 10 if since else 0)
+    return Poll(link("console.changes", parameters), 3 if still else 10 if since else 0)
 
 
 def _count_newer(wanted: JobFilter) -> int:

@@ -33,7 +33,7 @@ def outbox() -> ResponseReturnValue:
     status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
     monitor = services().monitor
     try:
-        page = monitor.list_outbox(status, event_type, request.args.get("cursor"), PER_PAGE)
+        page = monitor.list_outbox(status, event_type, request.args.get("cursor") or None, PER_PAGE)
         code = 200
     except InputInvalid:
         page, code = Page[OutboxRow]((), None), 422

@@ -57,6 +57,11 @@ def render(page: str, fragment: str, /, **context: Any) -> str:
     return render_template(fragment if wants_fragment() else page, **context)
 
 
+def link(endpoint: str, parameters: Mapping[str, Any]) -> str:
+    """The address of a page with these parameters."""
+    return url_for(endpoint, **dict[str, Any](parameters))
+
+
 def known_page(address: str | None) -> str:
     """`address` where it is a page of this console, by path and query; else the start page.
 
@@ -114,7 +119,7 @@ def asset(name: str) -> str:
     return url_for("static", filename=name, v=_version(path, path.stat().st_mtime))
 
 
-def context() -> Mapping[str, Any]:
+def context() -> dict[str, Any]:
     """What every template knows."""
     theme = session.get("theme")
     spoken = language()

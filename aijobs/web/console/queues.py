@@ -14,4 +14,5 @@ from aijobs.web.context import services
 @require_right("view")
 def queues() -> ResponseReturnValue:
     """All job queues."""
-    return render("console/queues/index.html", "console/queues/_changes.html", queues=services().monitor.queue_statuses())
+    statuses = services().monitor.queue_statuses()
+    return render("console/queues/index.html", "console/queues/_changes.html", queues=statuses)

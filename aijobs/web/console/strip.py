@@ -64,7 +64,7 @@ def _outbox(detail: JobDetail) -> Station:
     if event.status == PUBLISHED or not _waits(detail):
         return Station("outbox", label, "done", event.created_at)
     if event.available_at > detail.read_at:
-        return Station("outbox", label, "now", event.available_at, gettext("Attempt %(n)s due", n=_next_attempt(detail)))
+        return Station("outbox", label, "now", event.available_at, _next_attempt(detail))
     if event.last_sent_at is not None:
         return Station("outbox", label, "done", event.created_at)
     late = detail.read_at - event.available_at > OVERDUE
@@ -124,16 +124,14 @@ def _result(detail: JobDetail) -> Station:
 
 
 def _with_durations(stations: list[Station]) -> list[Station]:
-    timed, before = [], None
+    timed: list[Station] = []
+    before: datetime | None = None
     for station in stations:
-        passed = station.step in ("done", "now", "failed", "stopped") and station.at is not None
-        if passed and before is not None and station.at is not None and station.at >= before:
-            station = replace(station, took=station.at - before)
-        if passed:
-            before = station.at
-        timed.append(station)
+        at = station.at if station.step in ("done", "now", "failed", "stopped") else None
+        timed.append(replace(station, took=at - before) if at and before and at >= before else station)
+        before = at or before
     return timed
 
 
-def _next_attempt(detail: JobDetail) -> int:
-    return detail.job.attempt_no + 1
+def _next_attempt(detail: JobDetail) -> str:
+    return gettext("Attempt %(n)s due", n=detail.job.attempt_no + 1)

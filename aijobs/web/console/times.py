@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from babel.dates import format_timedelta
 from flask_babel import get_locale, gettext
 
-from aijobs.clock import iso as iso
 from aijobs.clock import utc_now
 
 _UNITS = (31_536_000, 2_592_000, 86_400, 3600, 60, 1)
@@ -16,18 +15,12 @@ _UNITS = (31_536_000, 2_592_000, 86_400, 3600, 60, 1)
 def ago(at: datetime, now: datetime | None = None) -> str:
     """How long ago `at` was, or how far ahead it is, in its largest whole unit: `3m ago`, `3分钟前`."""
     seconds = (at - (now or utc_now())).total_seconds()
-    size = next((unit for unit in _UNITS if abs(seconds) >= unit), 1)
+    if abs(seconds) < 1:
+        return gettext("just now")
+    size = next(unit for unit in _UNITS if abs(seconds) >= unit)
     whole = int(abs(seconds) // size) * size
-    locale = get_locale()
-    # Less than a second ahead is a clock that differs, not the future.
-    ahead = seconds >= 1
-    return format_timedelta(
-        timedelta(seconds=whole if ahead else -whole),
-        threshold=1,
-        add_direction=True,
-        format="narrow",
-        locale=locale,
-    )
+    rounded = timedelta(seconds=whole if seconds > 0 else -whole)
+    return format_timedelta(rounded, threshold=1, add_direction=True, format="narrow", locale=get_locale())
 
 
 def exact(at: datetime) -> str:

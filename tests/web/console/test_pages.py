@@ -160,7 +160,11 @@ def test_pages_ask_the_database_little(stage: Stage) -> None:
     engine = stage.services.database.engine
     event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     still = ",".join(jobs.values())
-    for address in ("/console/jobs", "/console/jobs/chips", f"/console/jobs/changes?ids={still}&since=2026-01-01T00:00:00Z"):
+    for address in (
+        "/console/jobs",
+        "/console/jobs/chips",
+        f"/console/jobs/changes?ids={still}&since=2026-01-01T00:00:00Z",
+    ):
         statements.clear()
         assert console.get(address, **{"HX-Request": "true"}).status_code == 200
         reads = [text for text in statements if text.startswith("SELECT")]

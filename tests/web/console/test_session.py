@@ -111,7 +111,12 @@ def test_expired_session_sends_htmx_to_the_login_with_the_page_not_the_fragment(
     job_id = stage.running()
     console = stage.client()
     _expire(stage)
-    for address in ("/console/jobs/changes", f"/console/jobs/{job_id}/changes", "/console/jobs", "/console/outbox/changes"):
+    for address in (
+        "/console/jobs/changes",
+        f"/console/jobs/{job_id}/changes",
+        "/console/jobs",
+        "/console/outbox/changes",
+    ):
         answer = console.get(
             address, **{"HX-Request": "true", "HX-Current-URL": f"http://localhost/console/jobs/{job_id}"}
         )

@@ -1,0 +1,249 @@
+"""The console in a real browser: with JavaScript, without it, and how its poller knows when to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from werkzeug.serving import make_server
+
+from aijobs.web.factory import create_app
+from aijobs.wiring import build_services
+from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def stage(create_sqlite_database: Callable[..., str], redis_url: str, tmp_path: Path) -> Iterator[Stage]:
+    services = build_services(build_settings(create_sqlite_database(prepare), redis_url, tmp_path))
+    yield Stage(services, create_app(services=services))
+    services.database.engine.dispose()
+
+
+@pytest.fixture
+def address(stage: Stage) -> Iterator[str]:
+    """The console, served on a port of its own."""
+    server = make_server("127.0.0.1", 0, stage.app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+@pytest.fixture
+def trouble(page: Page) -> Iterator[list[str]]:
+    """What the browser complains about: refused by the content policy, or thrown by a script. None at the end."""
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    yield said
+    assert not said
+
+
+def _sign_in(page: Page, address: str, path: str = "/console/jobs", username: str = "operator") -> None:
+    page.goto(address + path)
+    page.get_by_label("User name").fill(username)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"**{path}*")
+
+
+def test_operator_signs_in_filters_opens_and_retries_in_a_dialog(
+    stage: Stage, address: str, page: Page, trouble: list[str]
+) -> None:
+    failed = stage.failed(user="ana")
+    stage.succeeded(user="bo")
+    _sign_in(page, address)
+    expect(page.locator("#chips")).to_contain_text("Failed 1")
+    page.get_by_text("Filter", exact=True).click()
+    page.get_by_label("User id").fill("ana")
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_url("**userId=ana**")
+    expect(page.locator("tr[data-row]")).to_have_count(1)
+    page.go_back()
+    expect(page.locator("tr[data-row]")).to_have_count(2)
+    page.locator(f"#link-{failed}").click()
+    page.wait_for_url(f"**/jobs/{failed}")
+    page.get_by_role("link", name="Retry", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Retry this job?")
+    expect(dialog).to_be_visible()
+    dialog.get_by_role("link", name="Not now").click()
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#act-retry")).to_be_focused()
+    page.keyboard.press("r")
+    dialog.get_by_label("Reason (optional)").fill("provider is back")
+    dialog.get_by_role("button", name="Retry the job").dblclick()
+    page.wait_for_url(lambda url: "/console/jobs/" in url and failed not in url)
+    child = page.url.rpartition("/")[2]
+    assert stage.job(child).parent_job_id == failed
+    expect(page.locator("#job-chain li")).to_have_count(2)
+    expect(page.get_by_text("A new job was made.")).to_be_visible()
+
+
+def test_everything_works_without_javascript(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
+    page = new_page(java_script_enabled=False)
+    failed, queued = stage.failed(user="ana"), stage.queued(user="bo")
+    _sign_in(page, address)
+    page.get_by_text("Filter", exact=True).click()
+    page.get_by_label("User id").fill("ana")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator("tr[data-row]")).to_have_count(1)
+    page.locator(f"#link-{failed}").click()
+    page.get_by_role("link", name="Retry", exact=True).click()
+    page.wait_for_url(f"**/jobs/{failed}/retry")
+    page.get_by_role("button", name="Retry the job").click()
+    child = page.url.rpartition("/")[2]
+    assert stage.job(child).parent_job_id == failed
+    page.goto(f"{address}/console/jobs/{queued}")
+    page.get_by_role("link", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#job-head [data-state]")).to_have_text("Cancelled")
+    page.locator("summary", has_text="operator").click()
+    page.get_by_role("button", name="中文").click()
+    expect(page.locator("#job-head [data-state]")).to_have_text("已取消")
+    page.locator("summary", has_text="operator").click()
+    page.get_by_role("button", name="深色").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.locator("summary", has_text="operator").click()
+    page.get_by_role("button", name="退出登录").click()
+    page.wait_for_url("**/console/login")
+    assert not page.locator(".needs-js:visible").count()
+
+
+def test_job_page_follows_the_job_and_stops_asking_when_it_has_ended(
+    stage: Stage, address: str, page: Page, trouble: list[str]
+) -> None:
+    job_id = stage.queued()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/changes" in request.url else None)
+    _sign_in(page, address, f"/console/jobs/{job_id}")
+    expect(page.locator("#job-head [data-state]")).to_have_text("Queued")
+    stage.run(job_id)
+    expect(page.locator("#job-head [data-state]")).to_have_text("Succeeded", timeout=10_000)
+    expect(page.locator("#job-timeline li")).to_have_count(len(stage.services.monitor.get_detail(job_id).history))
+    assert page.locator("#poller").get_attribute("data-poll") is None
+    page.wait_for_load_state("networkidle")
+    before = len(asked)
+    assert before
+    page.wait_for_timeout(3000)
+    assert len(asked) == before
+
+
+def test_poller_is_still_while_a_dialog_is_open_or_it_is_paused(stage: Stage, address: str, page: Page) -> None:
+    job_id = stage.queued()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/changes" in request.url else None)
+    _sign_in(page, address, f"/console/jobs/{job_id}")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    count = len(asked)
+    page.wait_for_timeout(3000)
+    assert len(asked) == count
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_hidden()
+    page.keyboard.press("p")
+    expect(page.locator("#live")).to_have_text("Paused")
+    count = len(asked)
+    page.wait_for_timeout(3000)
+    assert len(asked) == count
+    page.keyboard.press("p")
+    with page.expect_response(lambda answer: "/changes" in answer.url):
+        expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
+    stage: Stage, address: str, page: Page, trouble: list[str]
+) -> None:
+    job_id = stage.queued()
+    _sign_in(page, address)
+    page.keyboard.press("j")
+    expect(page.locator(f"#link-{job_id}")).to_be_focused()
+    stage.run(job_id)
+    newer = stage.queued()
+    expect(page.locator(f"#row-{job_id} [data-state]")).to_have_text("Succeeded", timeout=10_000)
+    expect(page.locator("#newer")).to_have_text("1 new")
+    expect(page.locator(f"#row-{newer}")).to_have_count(0)
+    expect(page.locator(f"#link-{job_id}")).to_be_focused()
+    page.get_by_text("1 new").click()
+    expect(page.locator(f"#row-{newer}")).to_have_count(1)
+
+
+def test_keys_move_and_open_and_are_letters_in_a_field(stage: Stage, address: str, page: Page) -> None:
+    older, newer = stage.queued(), stage.queued()
+    _sign_in(page, address)
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("jk?")
+    expect(page.locator("#search")).to_have_value("jk?")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    expect(page.locator(f"#link-{newer}")).to_be_focused()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/jobs/{older}")
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    page.wait_for_url("**/console/queues")
+
+
+def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, address: str, page: Page) -> None:
+    job_id = stage.queued()
+    _sign_in(page, address, f"/console/jobs/{job_id}")
+    page.context.clear_cookies()
+    page.wait_for_url("**/console/login?next=**", timeout=15_000)
+    page.get_by_label("User name").fill("operator")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"**/console/jobs/{job_id}")
+
+
+@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+def test_no_page_is_wider_than_a_small_screen(
+    stage: Stage, address: str, new_page: Callable[..., Page], language: str
+) -> None:
+    jobs = stage.each_phase()
+    page = new_page(locale=language, viewport={"width": 380, "height": 800})
+    page.goto(f"{address}/console/login")
+    page.locator("#username").fill("super_admin")
+    page.locator("#password").fill(PASSWORD)
+    page.locator("button.primary").click()
+    page.wait_for_url("**/console/jobs*")
+    paths = ["jobs", "jobs?q=x", "outbox", "queues", "workers", f"jobs/{jobs['failed']}/retry"]
+    for path in (*paths, *(f"jobs/{job_id}" for job_id in jobs.values())):
+        page.goto(f"{address}/console/{path}")
+        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider <= 0, path
+
+
+def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
+    from datetime import timedelta
+
+    from aijobs.clock import utc_now
+
+    ages = (
+        timedelta(seconds=40),
+        timedelta(minutes=3.5),
+        timedelta(hours=5.5),
+        timedelta(days=2.5),
+        timedelta(days=45),
+    )
+    for old in ages:
+        stage.set_job(stage.succeeded(), created_at=utc_now() - old)
+    for locale in ("en-US", "zh-CN"):
+        texts = []
+        for scripted in (False, True):
+            page = new_page(locale=locale, java_script_enabled=scripted)
+            page.goto(f"{address}/console/login")
+            page.locator("#username").fill("viewer")
+            page.locator("#password").fill(PASSWORD)
+            page.locator("button.primary").click()
+            page.wait_for_url("**/console/jobs*")
+            texts.append(page.locator("td.newest time").all_inner_texts()[1:])
+        assert texts[0] == texts[1]
+        assert len(texts[0]) == 4

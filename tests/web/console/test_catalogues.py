@@ -1,0 +1,71 @@
+"""Both languages say the same things, and all of them."""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+
+import pytest
+from babel.messages.mofile import write_mo
+
+from aijobs.errors import CODES, Retried
+from aijobs.jobs.models import EVENT_TYPES
+from aijobs.jobs.status import PHASES
+from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.web.console import catalogues
+from aijobs.web.console.explanations import FAILURES, WAITS, explain_failure
+from aijobs.web.console.words import EVENT_WORDS, WORDS
+from aijobs.web.models import ROLES
+
+_PLACE = re.compile(r"%\(\w+\)s")
+
+
+def _texts(catalog: object) -> set[object]:
+    return {(message.context, message.id) for message in catalog if message.id}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("language", catalogues.LANGUAGES)
+def test_catalogue_holds_every_text_of_code_and_templates_and_no_other(language: str) -> None:
+    assert _texts(catalogues.read(language)) == _texts(catalogues.extract())
+
+
+@pytest.mark.parametrize("language", catalogues.LANGUAGES)
+def test_catalogue_has_no_gap_and_nothing_unchecked(language: str) -> None:
+    assert catalogues.untranslated(catalogues.read(language)) == []
+
+
+@pytest.mark.parametrize("language", catalogues.LANGUAGES)
+def test_compiled_catalogue_is_the_one_that_can_be_read(language: str) -> None:
+    fresh = BytesIO()
+    write_mo(fresh, catalogues.read(language))
+    compiled = catalogues.po_path(language).with_suffix(".mo").read_bytes()
+    assert compiled == fresh.getvalue()
+
+
+def test_translation_names_the_same_values_as_the_text() -> None:
+    for message in catalogues.read("zh"):
+        asked = set(_PLACE.findall(str(message.id)))
+        for string in message.string if isinstance(message.string, tuple) else (message.string,):
+            assert not message.id or set(_PLACE.findall(str(string))) == asked, message.id
+
+
+def test_chinese_is_chinese() -> None:
+    for message in catalogues.read("zh"):
+        strings = message.string if isinstance(message.string, tuple) else (message.string,)
+        assert not message.id or all(re.search(r"[\u4e00-\u9fff]", string) for string in strings), message.id
+
+
+def test_everything_that_code_stores_has_a_word() -> None:
+    for name in (*PHASES, *OUTBOX_STATUSES, *ROLES, "live", "late", "lost", "unknown", "user", "admin", "system"):
+        assert name in WORDS, name
+    assert set(EVENT_TYPES) == set(EVENT_WORDS)
+
+
+def test_every_code_that_a_job_may_end_with_is_explained() -> None:
+    ends = [code for code in CODES.values() if code.http == 500 or code.retried is not Retried.NEVER]
+    assert ends
+    for code in ends:
+        assert code.code in FAILURES, code.code
+    assert explain_failure("PROVIDER_OF_A_PLUGIN") is not explain_failure("INTERNAL_ERROR")
+    assert explain_failure(None) == FAILURES["INTERNAL_ERROR"]
+    assert all(each.what and each.advice for each in (*FAILURES.values(), *WAITS.values()))
