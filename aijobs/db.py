@@ -256,6 +256,9 @@ class Database:
             except DBAPIError as error:
                 if error.connection_invalidated:
                     raise CommitUnknown(error) from error
+                # A COMMIT that failed (SQLite: busy, disk full) may leave its transaction open, which would come back
+                # from the pool with the connection.
+                session.invalidate()
                 raise
             return result
 

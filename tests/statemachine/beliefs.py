@@ -1,0 +1,239 @@
+"""What must be so after every action: the promises by `Check`, and a small model of each job beside them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Table, func, literal_column, select, union_all
+from sqlalchemy.orm import Session
+
+from aijobs.db import Base
+from aijobs.definitions.definition import QUEUES
+from aijobs.jobs.models import QueuePause
+from aijobs.jobs.status import FINAL, QUEUED, RUNNING, SUCCEEDED
+from aijobs.monitor.check import RULES, Bounds, Check
+from aijobs.outbox.keys import enqueue_key
+from aijobs.outbox.models import DEAD, ENQUEUE
+from tests.statemachine.world import JOB_DAYS, Broken, World
+
+_AGES = timedelta(days=36_500)
+PATIENT = Bounds(lease_lost=_AGES, undelivered=_AGES, cancel=_AGES, open_call=_AGES)
+"""No time is long enough to be too long: what is found is wrong at any time."""
+
+Row = Mapping[str, Any]
+MAX_ROUNDS = 60
+"""Rounds of a healthy world after which every job has ended."""
+
+
+def _all_rules(world: World) -> str:
+    """Every rule of `Check` as one statement, written once: what takes long in each check is the building of SQL.
+
+    No row is older than the ages in `PATIENT`, so the instant at which it is written doesn't matter.
+    """
+    rules = [rule.broken(world.clock, PATIENT).distinct().subquery() for rule in RULES]
+    statement = union_all(*(select(literal_column(str(n)), *rule.c) for n, rule in enumerate(rules)))
+    return str(statement.compile(world.database.engine, compile_kwargs={"literal_binds": True}))
+
+
+def _table(name: str) -> Table:
+    return Base.metadata.tables[name]
+
+
+@dataclass
+class Seen:
+    """What a look into the database shows."""
+
+    jobs: dict[str, Row]
+    history: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    artifacts: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    asked: set[str] = field(default_factory=set)
+    """Dedupe keys of enqueue events that can still be sent, or were."""
+    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    cards: Counter[str] = field(default_factory=Counter)
+    paused: set[str] = field(default_factory=set)
+
+
+class Beliefs:
+    """Compares the world with what it promised, action by action."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.before = Seen({})
+        self._rules = _all_rules(world)
+        self._ended: dict[str, tuple[Any, ...]] = {}
+        self._locks_at_pause: dict[str, Counter[str]] = {}
+        self.features: set[str] = set()
+        """The lives that jobs had, for choosing programs that are worth keeping."""
+
+    def hold(self, bounds: Bounds = PATIENT) -> None:
+        """`Broken` where anything is not as it must be."""
+        if self.world.violations:
+            raise Broken("; ".join(self.world.violations))
+        if bounds is not PATIENT:
+            self._check(bounds)
+        now = self._look()
+        self._none_vanished(now)
+        for job_id, job in now.jobs.items():
+            self._agrees(job, now, self.before.jobs.get(job_id))
+        self._pauses_hold(now)
+        self.before = now
+
+    def _check(self, bounds: Bounds) -> None:
+        """The product's own check, with the broker asked."""
+        world = self.world
+        report = Check(world.database, world.clock, world.broker, bounds).run()
+        if not report.is_sound:
+            found = "; ".join(f"{f.promise}: {f.what} {f.job_ids}" for f in report.findings)
+            raise Broken(f"the check found: {found}")
+
+    def hold_to_the_end(self) -> None:
+        """Let the world be healthy until every job has ended; `Broken` where one doesn't, or ended wrongly."""
+        for turn in self.world.heal():
+            self.hold(Bounds() if turn > 12 and turn % 6 == 0 else PATIENT)
+            if all(job["lifecycle_status"] in FINAL for job in self.before.jobs.values()):
+                break
+            if turn > MAX_ROUNDS:
+                left = [job_id for job_id, job in self.before.jobs.items() if job["lifecycle_status"] not in FINAL]
+                raise Broken(f"these jobs do not end: {left}")
+        self.world.advance(3600)
+        self.hold(Bounds())
+        for job_id, history in self.before.history.items():
+            kind = self.before.jobs[job_id]["job_type"]
+            self.features.add(" ".join([kind, *(row["type"] for row in history)]))
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Seen:
+        with self.world.database.read() as session:
+            if broken := session.connection().exec_driver_sql(self._rules).all():
+                found = "; ".join(f"{RULES[n].promise}: {RULES[n].what} {job_id}" for n, job_id in broken)
+                raise Broken(f"the check found: {found}")
+            seen = Seen({row["id"]: row for row in self._rows(session, "ai_jobs")})
+            for name, into in (("ai_job_events", seen.history), ("ai_job_artifacts", seen.artifacts)):
+                for row in self._rows(session, name):
+                    into[row["job_id"]].append(row)
+            events = _table("outbox_events").c
+            seen.asked = set(
+                session.execute(
+                    select(events.dedupe_key).where(events.event_type == ENQUEUE, events.status != DEAD)
+                ).scalars()
+            )
+            usage, cards = _table("ai_usage_logs").c, _table("flashcards").c
+            for job_id, attempt, number in session.execute(
+                select(usage.job_id, usage.attempt_no, func.count()).group_by(usage.job_id, usage.attempt_no)
+            ):
+                seen.calls[job_id, attempt] = number
+            for job_id, number in session.execute(select(cards.job_id, func.count()).group_by(cards.job_id)):
+                seen.cards[job_id] = number
+            seen.paused = set(session.execute(select(QueuePause.queue_name)).scalars())
+        return seen
+
+    @staticmethod
+    def _rows(session: Session, name: str) -> list[Row]:
+        table = _table(name)
+        found = session.execute(select(table).order_by(*table.primary_key.columns))
+        return [dict(row) for row in found.mappings()]
+
+    # --- comparing -------------------------------------------------------------------------------------------------
+
+    def _none_vanished(self, now: Seen) -> None:
+        for job_id in self.world.promised_jobs - now.jobs.keys():
+            self._was_old(job_id)
+            self.world.promised_jobs.discard(job_id)
+        for job_id in self.before.jobs.keys() - now.jobs.keys():
+            self._was_old(job_id)
+            self._ended.pop(job_id, None)
+
+    def _was_old(self, job_id: str) -> None:
+        job = self.before.jobs.get(job_id)
+        if job is None or job["lifecycle_status"] not in FINAL:
+            raise Broken(f"{job_id} is gone, and had not ended")
+        if job["finished_at"] > self.world.clock.at - timedelta(days=JOB_DAYS):
+            raise Broken(f"{job_id} is gone before its time")
+
+    def _agrees(self, job: Row, now: Seen, before: Row | None) -> None:
+        job_id, status = job["id"], job["lifecycle_status"]
+        history, artifacts = now.history[job_id], now.artifacts[job_id]
+        self._moved_on(job, before, history)
+        self._counts_agree(job, history)
+        if status in FINAL:
+            last = (job, history, artifacts, now.cards[job_id])
+            if self._ended.setdefault(job_id, last) != last:
+                raise Broken(f"{job_id} was {self._ended[job_id][0]} and is {job}")
+            if job_id in self.world.promised_cancels and status != "cancelled":
+                raise Broken(f"{job_id} was to be cancelled and is {status}")
+        elif job["locked_by"] is None and _next_key(job) not in now.asked:
+            raise Broken(f"{job_id} waits for attempt {job['attempt_no'] + 1}, and no event asks for it")
+        made = len(artifacts) if job["job_type"].startswith("cards") and status == SUCCEEDED else 0
+        if now.cards[job_id] != made:
+            raise Broken(f"{job_id} is {status} and left {now.cards[job_id]} cards, {made} were promised")
+        self._calls_agree(job_id, now)
+
+    @staticmethod
+    def _moved_on(job: Row, before: Row | None, history: list[Row]) -> None:
+        if before is None:
+            return
+        back = (RUNNING, QUEUED)
+        if (before["lifecycle_status"], job["lifecycle_status"]) == back:
+            raise Broken(f"{job['id']} went back to queued")
+        for name in ("attempt_no", "event_seq", "retry_count", "lost_count"):
+            if job[name] < before[name]:
+                raise Broken(f"{job['id']}: {name} fell from {before[name]} to {job[name]}")
+        if before["cancel_requested_at"] not in (None, job["cancel_requested_at"]):
+            raise Broken(f"{job['id']} forgot that it was to be cancelled")
+        if before["output_hash"] not in (None, job["output_hash"]):
+            raise Broken(f"{job['id']} has another saved answer than before")
+        if len(history) != job["event_seq"]:
+            raise Broken(f"{job['id']} has {len(history)} history rows and counts {job['event_seq']}")
+
+    @staticmethod
+    def _counts_agree(job: Row, history: list[Row]) -> None:
+        types = Counter(row["type"] for row in history)
+        for name, event_type in (
+            ("attempt_no", "locked"),
+            ("retry_count", "retry_scheduled"),
+            ("lost_count", "lease_lost"),
+        ):
+            if job[name] != types[event_type]:
+                raise Broken(f"{job['id']}: {name} is {job[name]}, and the history tells of {types[event_type]}")
+        if job["retry_count"] > job["max_retry_count"]:
+            raise Broken(f"{job['id']} was tried again too often")
+        if job["lost_count"] > QUEUES[job["queue_name"]].attempts + 1:
+            raise Broken(f"{job['id']} lost too many workers")
+        if types["output_saved"] > 1:
+            raise Broken(f"{job['id']} saved two answers")
+
+    def _calls_agree(self, job_id: str, now: Seen) -> None:
+        made = Counter(call for call in self.world.ledger.calls if call[0] == job_id)
+        for call, number in made.items():
+            if now.calls[call] < number:
+                raise Broken(f"{call} called the provider {number} times and has {now.calls[call]} usage rows")
+            if number > 1:
+                raise Broken(f"{call} called the provider {number} times in one attempt")
+
+    def _pauses_hold(self, now: Seen) -> None:
+        """No worker takes a job of a paused queue; a dispatcher may give one up."""
+        for queue in now.paused:
+            locks = Counter(
+                row["job_id"]
+                for job_id, history in now.history.items()
+                for row in history
+                if now.jobs[job_id]["queue_name"] == queue and row["type"] == "locked" and row["actor"] == "worker"
+            )
+            if queue in self.before.paused and (more := locks - self._locks_at_pause[queue]):
+                raise Broken(f"{list(more)} were taken while {queue} was paused")
+            self._locks_at_pause[queue] = locks
+
+
+class _Keyed:
+    def __init__(self, job: Row) -> None:
+        self.id, self.job_type, self.user_id = job["id"], job["job_type"], job["user_id"]
+        self.idempotency_key = job["idempotency_key"]
+
+
+def _next_key(job: Row) -> str:
+    return enqueue_key(_Keyed(job), job["attempt_no"] + 1)

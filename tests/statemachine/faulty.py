@@ -1,0 +1,100 @@
+"""A database whose commits go wrong when they are told to, by the drivers' own errors and the product's own repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from aijobs.db import Base, Database
+from tests.statemachine.flows import COMMIT, DIE, Died, stop, this_flow
+
+T = TypeVar("T")
+
+LOST_BEFORE = "lost_before"
+"""The connection goes before COMMIT arrives: nothing is written, and nobody knows."""
+LOST_AFTER = "lost_after"
+"""COMMIT takes effect and its answer is lost."""
+AGAIN = "again"
+"""The database asks for the same work once more (deadlock, lock wait, locked)."""
+DIE_AFTER = "die_after"
+"""The process ends right after the commit, before anything else."""
+AWAY = "away"
+"""The database is away for as long as this unit of work is repeated."""
+
+FAULTS = (LOST_AFTER, DIE, DIE_AFTER, LOST_BEFORE, AGAIN, AWAY)
+
+_REPEAT_ME: dict[str, tuple[Any, ...]] = {
+    "sqlite": ("database is locked",),
+    "mysql": (1213, "Deadlock found"),
+    "mariadb": (1213, "Deadlock found"),
+    "postgresql": ("deadlock detected",),
+}
+
+
+class FaultyDatabase(Database):
+    """A `Database` whose flows stop before each commit, where they may be given one of `FAULTS`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        dialect = self.engine.dialect
+        driver_error: type[Exception] = dialect.loaded_dbapi.OperationalError  # type: ignore[union-attr]
+        self._lost = type("ConnectionLost", (driver_error,), {})
+        self._asks_again = type("AsksAgain", (driver_error,), {"sqlstate": "40P01"})
+        self._words = _REPEAT_ME[dialect.name]
+        self._armed: str | None = None
+        self._really_commit = dialect.do_commit
+        dialect.do_commit = self._commit  # type: ignore[method-assign]
+        event.listen(self.engine, "handle_error", self._tell_lost_connections)
+        if dialect.name == "sqlite":
+            event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
+
+    def _commit(self, connection: Any) -> None:
+        armed, self._armed = self._armed, None
+        if armed == LOST_BEFORE:
+            raise self._lost("server closed the connection unexpectedly")
+        if armed == AGAIN:
+            raise self._asks_again(*self._words)
+        self._really_commit(connection)
+        if armed == LOST_AFTER:
+            raise self._lost("server closed the connection unexpectedly")
+
+    def _tell_lost_connections(self, context: Any) -> None:
+        if isinstance(context.original_exception, self._lost):
+            context.is_disconnect = True
+
+    def _once(self, work: Callable[[Session], T]) -> T:
+        flow = this_flow()
+        if flow is None:
+            return super()._once(work)
+        order = None if flow.away_for else stop(COMMIT)
+        if order == AWAY:
+            flow.away_for = 5
+        if flow.away_for:
+            flow.away_for -= 1
+            raise OperationalError("BEGIN", {}, self._lost("connection refused"), connection_invalidated=True)
+        self._armed = order
+        try:
+            result = super()._once(work)
+        finally:
+            self._armed = None
+        if order == DIE_AFTER:
+            flow.process.alive = False
+            raise Died
+        return result
+
+    def read(self) -> Any:
+        """As ever, but not for a process that ended."""
+        flow = this_flow()
+        if flow is not None and not flow.process.alive:
+            raise Died
+        return super().read()
+
+    def wipe(self) -> None:
+        """Empty every table."""
+        with self.transaction() as session:
+            for table in reversed(Base.metadata.sorted_tables):
+                session.execute(table.delete())

@@ -1,0 +1,617 @@
+"""A whole deployment in one thread: web, workers, passes, a broker that loses and doubles, and a clock that is moved.
+
+Every action takes plain values, and does nothing where it has nothing to act on: a list of (action, values) is a
+program that can be kept as data and run again on any database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from greenlet import getcurrent
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from aijobs.ai.cost import CostCalculator
+from aijobs.ai.gateway import AiGateway
+from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.router import ModelRouter
+from aijobs.ai.usage import UsageLog
+from aijobs.db import ManualClock
+from aijobs.definitions.definition import QUEUES, Execution, Queue, RetryBackoff
+from aijobs.engine.engine import ExecutionEngine
+from aijobs.engine.execute import Execute
+from aijobs.engine.heartbeat import Watcher
+from aijobs.engine.prepare import Prepare
+from aijobs.engine.project import Project
+from aijobs.engine.resolve import Resolve
+from aijobs.engine.run import Run
+from aijobs.engine.settle import Settle
+from aijobs.errors import ApiError, JobError
+from aijobs.ids import InstanceId
+from aijobs.job_types import flashcard_generation, synthetic
+from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.service import CreatedJob, CreateJobInput
+from aijobs.queues.message import JobMessage, OutgoingMessage
+from aijobs.settings import Settings
+from aijobs.upkeep.cleanup import SnapshotCleanup
+from aijobs.upkeep.dispatcher import OutboxDispatcher
+from aijobs.upkeep.reaper import LockReaper
+from aijobs.wiring import Services, build_redrive, build_retention, build_services
+from tests.statemachine.faulty import AWAY, FaultyDatabase
+from tests.statemachine.flows import (
+    COMMIT,
+    EVENT,
+    LOCK,
+    PROVIDER,
+    Died,
+    Flow,
+    FlowEvent,
+    FlowLock,
+    Process,
+    VirtualTime,
+    one_thread,
+    stop,
+    this_flow,
+)
+from tests.support.jobs import BEGIN, KEYS, KitBroker
+
+LEAVE = "leave"
+"""Leave the flow standing at the commit, to go on later or never."""
+
+ANSWER = json.dumps(flashcard_generation.SAMPLE_OUTPUT)
+JOB_DAYS = 180
+
+# Two real types that ask a provider, one that can't be cancelled, one that is scripted, one that no worker knows.
+KINDS = ("cards_soon", "cards_later", "cards_stubborn", "scripted", "unheard_of")
+_CARDS = flashcard_generation.DEFINITION
+_NOTES = flashcard_generation.SAMPLE_INPUT
+_SCRIPTED = {"calls": [{"raise": "PROVIDER_UNAVAILABLE"}, {"output": {"said": "hello"}, "artifacts": 2}]}
+DEFINITIONS = (
+    replace(
+        _CARDS,
+        job_type="cards_soon",
+        queue=Queue("ai-interactive", 50),
+        execution=Execution(60_000, 1, RetryBackoff(1000), abort_strategy="fail"),
+    ),
+    replace(_CARDS, job_type="cards_later"),
+    replace(_CARDS, job_type="cards_stubborn", execution=replace(_CARDS.execution, cancellable=False)),
+    replace(synthetic.DEFINITION, job_type="scripted"),
+    replace(synthetic.DEFINITION, job_type="unheard_of"),
+)
+UNKNOWN_TO_WORKERS = "unheard_of"
+SEATS = 3
+NEED_JOBS = ("cancel", "retry", "refuse", "dispatch", "redrive", "reap", "release_claims", "prune", "clean_snapshots")
+SLOTS = 2
+
+
+class Broken(AssertionError):
+    """The world is not as it was promised to be."""
+
+
+class ShakyBroker(KitBroker):
+    """The broker in memory, which loses messages, refuses some, and remembers what it handed out."""
+
+    def __init__(self, keys: Any) -> None:
+        super().__init__(keys)
+        self.handed_out: list[JobMessage] = []
+        self.refusals: Counter[str] = Counter()
+        """How many more times a job's message is refused as one that can't be written."""
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> dict[str, Exception]:
+        refused = {m.event_id: ValueError("refused") for m in messages if self.refusals[m.message.job_id] > 0}
+        self.refusals.subtract({m.message.job_id: 1 for m in messages if m.event_id in refused})
+        return refused | super().send([m for m in messages if m.event_id not in refused])
+
+    def take(self, queue_name: str) -> JobMessage | None:
+        message = super().take(queue_name)
+        if message is not None:
+            self.handed_out.append(message)
+        return message
+
+    def lose(self, n: int) -> None:
+        """Lose one waiting message, the `n`-th of all."""
+        places = [(queue, member) for queue in self._queues.values() for member in sorted(queue)]
+        if places:
+            queue, member = places[n % len(places)]
+            del queue[member]
+
+    def waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+
+@dataclass
+class Ledger:
+    """A provider that stands still until it is told what to answer, and writes down every call that reached it."""
+
+    world: World
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    """(job, attempt) of each."""
+    name: str = "local"
+
+    def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
+        flow = this_flow()
+        assert flow is not None, "a call outside any flow"
+        assert flow.attempt is not None, "a call outside any attempt"
+        claim = flow.attempt.claim
+        self.world.note_purchase(claim.job_id)
+        self.calls.append((claim.job_id, claim.attempt_no))
+        outcome = stop(PROVIDER) or "ok"
+        if outcome == "aborted":
+            token.raise_if_cancelled()
+            outcome = "PROVIDER_CONNECTION_LOST"
+        if outcome.isupper():
+            raise JobError(outcome, "scripted", faults=("say it otherwise",))
+        return GenerateAnswer(
+            text=ANSWER if outcome == "ok" else "no JSON",
+            provider=self.name,
+            model="m",
+            prompt_tokens=10,
+            completion_tokens=5,
+            cached_tokens=0,
+            estimated=False,
+            finish_reason="stop",
+        )
+
+
+class _Silent:
+    def started(self, job_id: str) -> None:
+        """Nobody looks."""
+
+    def finished(self, job_id: str) -> None:
+        """Nobody looks."""
+
+
+class _FlowPrepare(Prepare):
+    """Gives attempts locks and events that stop flows instead of the thread."""
+
+    def take(self, message: JobMessage) -> Run | None:
+        run = super().take(message)
+        if run is not None:
+            run.ending, run.ended, run.returned = FlowLock(), FlowEvent(), FlowEvent()  # type: ignore[assignment]
+        return run
+
+
+class Worker(Process):
+    """One consumer process: an engine, its watcher, and as many slots as it has."""
+
+    def __init__(self, world: World, seat: int, generation: int) -> None:
+        super().__init__(f"worker-{seat}.{generation}")
+        # The same process by pid, another by nonce: a later one of the same seat knows that it is gone.
+        self.instance = InstanceId("model", "boot", f"ns{seat}", os.getpid(), "1", f"g{generation}")
+        self.watcher: Watcher
+        self.engine = self._engine(world)
+
+    def _engine(self, world: World) -> ExecutionEngine:
+        s, usage = world.workers_services, UsageLog(world.clock)
+
+        def watcher(engine: ExecutionEngine) -> Watcher:
+            self.watcher = Watcher(
+                s.database,
+                s.lifecycle,
+                s.broker,
+                active=engine.active,
+                stop=engine.stop,
+                stuck=engine.stuck,
+                heartbeat_s=s.settings.heartbeat_s,
+                watch_s=s.settings.watcher_s,
+                stuck_s=s.settings.stuck_attempt_s,
+            )
+            return self.watcher
+
+        return ExecutionEngine(
+            prepare=_FlowPrepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(self.instance)),
+            resolve=Resolve(s.database, s.prompts, ModelRouter({"local": Route("local", "m")}, default="local")),
+            execute=Execute(s.database, s.lifecycle, AiGateway([world.ledger]), usage, COSTS),
+            project=Project(s.database, s.lifecycle, s.registry),
+            settle=Settle(s.database, s.clock, s.lifecycle, usage),
+            lifecycle=s.lifecycle,
+            bus=s.bus,
+            presence=_Silent(),
+            watcher=watcher,
+            abandon=self._abandon,
+        )
+
+    def _abandon(self) -> None:
+        self.alive = False
+        raise Died
+
+    def slots_used(self) -> int:
+        return sum(flow.name == "slot" for flow in self.standing())
+
+
+COSTS = CostCalculator.load()
+
+
+class World:
+    """Everything there is, and what may happen to it. Each public method without an underscore is an action."""
+
+    def __init__(self, database: FaultyDatabase, clock: ManualClock) -> None:
+        self.database, self.clock, self.hub = database, clock, getcurrent()
+        self.broker = ShakyBroker(KEYS)
+        self.ledger = Ledger(self)
+        self.services = self._build_services()
+        for definition in DEFINITIONS:
+            self.services.registry.register(definition)
+        workers = self._build_services()
+        for definition in DEFINITIONS:
+            if definition.job_type != UNKNOWN_TO_WORKERS:
+                workers.registry.register(definition)
+        self.workers_services = workers
+        s = self.services
+        self.dispatcher = OutboxDispatcher(s.database, s.outbox_events, s.lifecycle, s.broker, "model/dispatcher")
+        self.reaper = LockReaper(s.database, s.lifecycle)
+        self.redriver, self.retention = build_redrive(s), build_retention(s)
+        self.cleanup_pass = SnapshotCleanup(s.database, s.clock)
+        self._generations = count(1)
+        self.workers = [Worker(self, seat, next(self._generations)) for seat in range(SEATS)]
+        self.others: list[Process] = []
+        """Requests and passes that were left standing."""
+        self.promised_cancels: set[str] = set()
+        self.promised_jobs: set[str] = set()
+        self.promised_keys: dict[tuple[str, str, str], str] = {}
+        self._has_jobs = False
+        self.violations: list[str] = []
+        self.program: list[tuple[str, dict[str, Any]]] = []
+
+    def _build_services(self) -> Services:
+        settings = Settings(
+            instance_path=Path("/nonexistent"),
+            database_url="model",
+            secret_key="s" * 32,
+            jwt_secret="j" * 32,
+            message_keys=KEYS,
+            job_days=JOB_DAYS,
+        )
+        return build_services(settings, database=self.database, clock=self.clock, broker=self.broker)  # type: ignore[arg-type]
+
+    def act(self, name: str, **values: Any) -> None:
+        """Do one action by its name, and remember it."""
+        self.program.append((name, values))
+        getattr(self, name)(**values)
+        self._let_slots_go()
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def create(self, user: int, kind: int, key: int | None, variant: int, plan: str) -> None:
+        """Ask for a job; with a key perhaps again, or for something else."""
+        job_type = KINDS[kind]
+        cards = kind < 3
+        request = CreateJobInput(
+            user_id=f"u{user}",
+            job_type=job_type,
+            target_type="note",
+            target_id=f"n{variant}",
+            input=_NOTES if cards else _SCRIPTED,
+            idempotency_key=None if key is None else f"k{key}",
+        )
+        by_key = (request.user_id, job_type, request.idempotency_key)
+
+        def create() -> None:
+            try:
+                made = self.services.jobs.create_job(request)
+            except ApiError as refused:
+                if key is None or refused.code != "IDEMPOTENCY_KEY_REUSED":
+                    raise Broken(f"create was refused: {refused.code} {refused.details}") from refused
+                return
+            self._promise(made)
+            if key is not None:
+                known = self.promised_keys.setdefault(by_key, made.job.id)  # type: ignore[arg-type]
+                if known != made.job.id and self.job(known) is not None:
+                    raise Broken(f"one key led to the jobs {known} and {made.job.id}")
+                self.promised_keys[by_key] = made.job.id  # type: ignore[index]
+
+        self._has_jobs = True
+        self._run_alone("create", create, plan)
+
+    def cancel(self, n: int, plan: str) -> None:
+        """Ask for the `n`-th job to be cancelled."""
+        if (job := self._nth_job(n)) is None:
+            return
+
+        def cancel() -> None:
+            try:
+                after = self.services.jobs.cancel(job.id, "user:model")
+            except ApiError as refused:
+                if not self._may_refuse_cancel(job, refused.code):
+                    raise Broken(f"cancel of {job.id} was refused: {refused.code}") from refused
+                return
+            if after.cancel_requested_at is not None:
+                self.promised_cancels.add(job.id)
+
+        self._run_alone("cancel", cancel, plan)
+
+    def _may_refuse_cancel(self, job: AiJob, code: str) -> bool:
+        if code == "JOB_NOT_CANCELLABLE":
+            return job.job_type == "cards_stubborn"
+        return code == "JOB_NOT_FOUND" and self.job(job.id) is None
+
+    def retry(self, n: int, plan: str) -> None:
+        """Run the `n`-th job again, if that may be."""
+        if (job := self._nth_job(n)) is None:
+            return
+
+        def retry() -> None:
+            try:
+                self._promise(self.services.jobs.retry(job.id, "operator:model"))
+            except ApiError as refused:
+                if refused.code not in ("JOB_NOT_RETRYABLE", "JOB_NOT_FOUND"):
+                    raise Broken(f"retry of {job.id} was refused: {refused.code}") from refused
+
+        self._run_alone("retry", retry, plan)
+
+    def _promise(self, made: CreatedJob) -> None:
+        self.promised_jobs.add(made.job.id)
+
+    def pause(self, queue: int) -> None:
+        """Pause a queue, or let it go on."""
+        name = sorted(QUEUES)[queue]
+        with self.database.transaction() as session:
+            paused = session.get(QueuePause, name)
+            if paused is not None:
+                session.delete(paused)
+            else:
+                session.add(QueuePause(queue_name=name, reason="model", paused_by="model", paused_at=self.clock.at))
+
+    # --- passes --------------------------------------------------------------------------------------------------
+
+    def dispatch(self, plan: str) -> None:
+        """One cycle of the dispatcher."""
+        self._run_alone("dispatcher", self.dispatcher.cycle, plan)
+
+    def release_claims(self, plan: str) -> None:
+        """Put back what dead dispatchers claimed."""
+        self._run_alone("claims", self.dispatcher.release_expired_claims, plan)
+
+    def redrive(self, plan: str) -> None:
+        """Look for lost messages."""
+        self._run_alone("redrive", self.redriver.run, plan)
+
+    def reap(self, plan: str) -> None:
+        """Take lost leases away."""
+        self._run_alone("reaper", self.reaper.reap, plan)
+
+    def prune(self, plan: str) -> None:
+        """Delete what is old."""
+        self._run_alone("retention", self.retention.run, plan)
+
+    def clean_snapshots(self, plan: str) -> None:
+        """Delete snapshots that expired."""
+        self._run_alone("cleanup", self.cleanup_pass.run, plan)
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def deliver(self, seat: int, queue: int, plan: str) -> None:
+        """A worker's free slot takes the next message of a queue, up to the lock."""
+        if not self.broker.away and (worker := self._free(seat)):
+            message = self.broker.take(sorted(QUEUES)[queue])
+            if message is not None:
+                self._start_slot(worker, message, plan)
+
+    def deliver_again(self, seat: int, n: int, plan: str) -> None:
+        """A message that was taken before comes a second time, perhaps to another worker."""
+        if self.broker.handed_out and (worker := self._free(seat)):
+            self._start_slot(worker, self.broker.handed_out[n % len(self.broker.handed_out)], plan)
+
+    def _free(self, seat: int) -> Worker | None:
+        worker = self.workers[seat]
+        return worker if worker.alive and worker.slots_used() < SLOTS else None
+
+    def _start_slot(self, worker: Worker, message: JobMessage, plan: str) -> None:
+        slot = Flow(worker, "slot", lambda: worker.engine.execute(message), self.hub)
+        self._run(slot, plan)
+
+    def go_on(self, n: int, order: str) -> None:
+        """One flow that stands at a commit goes on to its next stop; one at the provider waits on."""
+        flows = [flow for flow in self._flows() if flow.can_go and flow.why != PROVIDER]
+        if flows:
+            self._step(flows[n % len(flows)], order or None)
+
+    def answer(self, n: int, outcome: str) -> None:
+        """The provider answers one of the calls that wait for it."""
+        flows = [flow for flow in self._flows() if flow.why == PROVIDER]
+        if flows:
+            self._step(flows[n % len(flows)], outcome)
+
+    def work(self, n: int, outcome: str, plan: str) -> None:
+        """One attempt goes on to its end, whatever has become of its claim meanwhile."""
+        attempts = [flow for flow in self._flows() if flow.attempt is not None]
+        if attempts:
+            self._run(attempts[n % len(attempts)], plan, outcome)
+
+    def watch(self, seat: int, plan: str) -> None:
+        """A worker's watcher looks once: beats, cancels, deadlines."""
+        worker = self.workers[seat]
+        if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
+            self._run(Flow(worker, "watcher", worker.watcher.look, self.hub), plan)
+
+    def drain(self, seat: int, plan: str) -> None:
+        """A worker is told to stop, gives its leases back, and is gone."""
+        worker = self.workers[seat]
+        if not worker.alive:
+            return
+        self._run(Flow(worker, "drain", lambda: worker.engine.drain(0), self.hub), plan)
+        if not any(flow.name == "drain" for flow in worker.standing()):
+            worker.die()
+
+    def kill(self, seat: int) -> None:
+        """A worker dies."""
+        self.workers[seat].die()
+
+    def restart(self, seat: int, plan: str) -> None:
+        """A dead worker's seat is taken by a new one, which gives back what the dead one held."""
+        if self.workers[seat].alive:
+            return
+        worker = self.workers[seat] = Worker(self, seat, next(self._generations))
+
+        def catch_up() -> None:
+            self.reaper.give_back_dead(worker.instance)
+            for queue in QUEUES:
+                self.redriver.run(queue, due_for=timedelta())
+
+        self._run(Flow(worker, "catch_up", catch_up, self.hub), plan)
+
+    # --- the world around ----------------------------------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def lose(self, n: int) -> None:
+        """The broker loses one message."""
+        self.broker.lose(n)
+
+    def flush(self) -> None:
+        """The broker loses all."""
+        self.broker.lose_all()
+
+    def cut_broker(self) -> None:
+        """The broker goes away, or comes back."""
+        self.broker.away = not self.broker.away
+
+    def refuse(self, n: int, times: int) -> None:
+        """The next messages of one job can't be sent."""
+        if (job := self._nth_job(n)) is not None:
+            self.broker.refusals[job.id] = times
+
+    # --- running flows -------------------------------------------------------------------------------------------
+
+    def _run_alone(self, name: str, work: Callable[[], Any], plan: str) -> None:
+        """Run a request or a pass in a process of its own."""
+        process = Process(name)
+        self._run(Flow(process, name, work, self.hub), plan)
+        if process.standing():
+            self.others.append(process)
+
+    def _run(self, flow: Flow, plan: str, outcome: str = "ok") -> None:
+        """Run a flow to its end, or to where it has to wait, with what `plan` says at one of its commits.
+
+        A plan is empty or `{n}:{fault}`: the fault at the flow's n-th commit from here.
+        """
+        at, _, fault = plan.partition(":")
+        commits = 0
+        while flow.can_go:
+            order = outcome if flow.why == PROVIDER else None
+            if flow.why == COMMIT:
+                if fault and commits == int(at):
+                    if fault == LEAVE:
+                        return
+                    order = fault
+                commits += 1
+            self._step(flow, order)
+
+    def _step(self, flow: Flow, order: str | None = None) -> None:
+        if order == AWAY:
+            flow.may_fail = True
+        flow.go(order)
+        if flow.dead and flow.error is not None:
+            if isinstance(flow.error, DBAPIError) and flow.may_fail:
+                return
+            raise flow.error
+
+    def _let_slots_go(self) -> None:
+        for worker in self.workers:
+            for flow in worker.standing():
+                if flow.why == EVENT and flow.can_go:
+                    self._step(flow)
+            if any(f.name == "drain" and f.dead for f in worker.flows):
+                worker.die()
+
+    def _flows(self) -> list[Flow]:
+        """What stands and may go on, workers' flows first; slots that wait for their attempt are not counted."""
+        processes: list[Process] = [*self.workers, *self.others]
+        return [flow for process in processes for flow in process.standing() if flow.why != EVENT]
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def job(self, job_id: str) -> AiJob | None:
+        """The job as it is now."""
+        with self.database.read() as session:
+            return session.get(AiJob, job_id)
+
+    def _nth_job(self, n: int) -> AiJob | None:
+        with self.database.read() as session:
+            jobs = session.execute(select(AiJob).order_by(AiJob.id)).scalars().all()
+        return jobs[n % len(jobs)] if jobs else None
+
+    def note_purchase(self, job_id: str) -> None:
+        """No answer may be bought for a job, or a retry of one, that has one saved."""
+        with self.database.read() as session:
+            root = session.execute(select(AiJob.root_id).where(AiJob.id == job_id)).scalar_one()
+            saved = session.execute(
+                select(AiJob.id).where(AiJob.root_id == root, AiJob.output_hash.is_not(None))
+            ).scalar()
+        if saved is not None:
+            self.violations.append(f"{saved} has a saved answer, and {job_id} buys another")
+
+    def can(self, name: str) -> bool:
+        """Whether an action has something to act on."""
+        if name in ("go_on", "answer", "work"):
+            return bool(self._flows())
+        if name in NEED_JOBS:
+            return self._has_jobs
+        if name in ("lose", "deliver"):
+            return self.broker.waiting() > 0
+        if name == "deliver_again":
+            return bool(self.broker.handed_out)
+        if name == "restart":
+            return not all(worker.alive for worker in self.workers)
+        return True
+
+    # --- in the end ----------------------------------------------------------------------------------------------
+
+    def heal(self) -> Iterator[int]:
+        """The world in good health, round by round: everything that stands goes on, and time passes."""
+        self.broker.away, self.broker.refusals = False, Counter()
+        with self.database.transaction() as session:
+            for paused in session.execute(select(QueuePause)).scalars():
+                session.delete(paused)
+        for turn in count():
+            self._healthy_round()
+            yield turn
+            self.advance(5 if turn < 12 else 31 if turn < 24 else 1300)
+
+    def _healthy_round(self) -> None:
+        for seat, worker in enumerate(self.workers):
+            if not worker.alive:
+                self.restart(seat, "")
+        for flow in self._flows():
+            self._run(flow, "")
+        self._let_slots_go()
+        for a_pass in (self.dispatch, self.release_claims, self.reap, self.redrive):
+            a_pass("")
+        for seat in range(SEATS):
+            self.watch(seat, "")
+            for queue in range(len(QUEUES)):
+                while self.workers[seat].alive and (message := self.broker.take(sorted(QUEUES)[queue])):
+                    self._start_slot(self.workers[seat], message, "")
+                    for flow in self._flows():
+                        self._run(flow, "")
+                    self._let_slots_go()
+
+    def close(self) -> None:
+        """End every process."""
+        for process in (*self.workers, *self.others):
+            process.die()
+
+
+@contextmanager
+def open_world(database: FaultyDatabase) -> Iterator[World]:
+    """A new world over an emptied database."""
+    clock = ManualClock(BEGIN)
+    with one_thread(VirtualTime(clock, BEGIN)):
+        database.wipe()
+        world = World(database, clock)
+        try:
+            yield world
+        finally:
+            world.close()
