@@ -1,0 +1,15 @@
+"""Chaos: the whole system as real processes, work and faults by a seed, and a verdict on the promises at the end.
+
+plan        the sequence of actions and faults that a seed stands for
+stage       servers, consumers and web as processes, and the supervisor that restarts what dies
+consumer    what a consumer process runs: crash points and the ledger, then Huey's own consumer
+web         the same for the web process
+crashes     named points at which a process ends itself when it was told to
+ledger      every provider call, written before it and after it
+chaos_job   a job type with a prompt, brought in as a plug-in
+driver      performs the actions, and keeps what was promised for each
+faults      performs the faults
+evidence    what database and ledger hold at the end
+verdict     compares the two with the promises
+report      the summary, and a job's timeline
+"""

@@ -1,0 +1,111 @@
+"""A job type whose input scripts its provider's answers and its projector, brought in as a plug-in would be.
+
+In: how many items, what each attempt's provider call does, and at which attempts the projector raises. Out: the items.
+Leaves: one Flashcard row an item, so that a result that came twice, or half, can be seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from aijobs.clock import utc_now
+from aijobs.definitions import definition as d
+from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
+from aijobs.learning.models import Flashcard
+
+JOB_TYPE = "chaos"
+ARTIFACT_TYPE = "Item"
+
+
+class ProviderCall(BaseModel):
+    """What the provider does in one attempt: it takes its time, then fails with a code, or answers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sleep_ms: int = Field(0, ge=0, le=60_000)
+    raise_: str | None = Field(None, alias="raise")
+    garbled: bool = False
+    """The answer is no JSON."""
+
+
+class Input(BaseModel):
+    """The script; the last call is repeated."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    items: int = Field(ge=1, le=20)
+    calls: list[ProviderCall] = Field(min_length=1)
+    projector_raises: list[int] = Field(default_factory=list)
+    """The attempts whose projection fails after its rows were written."""
+
+
+class Output(BaseModel):
+    """The items, and what the projector needs of the script."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    items: list[str] = Field(min_length=1)
+    projector_raises: list[int]
+
+
+def answer(job_input: Mapping[str, Any], call: Mapping[str, Any]) -> str:
+    """The provider's text for one call."""
+    if call.get("garbled"):
+        return "I am sorry, here is your list:"
+    items = [f"item {n}" for n in range(job_input["items"])]
+    return json.dumps({"items": items, "projector_raises": job_input.get("projector_raises", [])})
+
+
+class ItemProjector:
+    """Writes the items, and then fails where the script says so."""
+
+    key = "chaos"
+
+    def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
+        """One row an item."""
+        rows = [
+            Flashcard(
+                user_id=job.user_id,
+                job_id=job.id,
+                ordinal=ordinal,
+                card_type="basic",
+                front=item,
+                back=item,
+                tags=[],
+                evidence=[],
+                lang="en",
+                source_id=job.target_id,
+                source_title="chaos",
+                created_at=utc_now(),
+            )
+            for ordinal, item in enumerate(validated_output["items"])
+        ]
+        session.add_all(rows)
+        session.flush()
+        if job.attempt_no in validated_output["projector_raises"]:
+            raise ValueError("scripted by the job's input")
+        return ProjectionResult([Artifact(ARTIFACT_TYPE, row.id, row.ordinal) for row in rows])
+
+
+PROJECTOR = ItemProjector()
+
+DEFINITION = d.JobDefinition(
+    job_type=JOB_TYPE,
+    metadata=d.Metadata(
+        label="Chaos", description="Does what its input says, with a provider.", domain="maintenance", version="1"
+    ),
+    queue=d.Queue("ai-interactive", 40),
+    execution=d.Execution(
+        timeout_ms=30_000, max_retries=2, retry_backoff=d.RetryBackoff(300), cancellable=True, abort_strategy="retry"
+    ),
+    input=d.Input("1", Input),
+    output=d.Output("1", Output),
+    projector="chaos",
+    prompt=d.PromptRef("chaos", "v1"),
+    production=False,
+)

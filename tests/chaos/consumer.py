@@ -1,0 +1,114 @@
+"""`python -m tests.chaos.consumer aijobs.workers.QUEUE …`: Huey's own consumer, in a process that can be told to die.
+
+`CHAOS_FOLDER` holds armed crash points and the ledger, `CHAOS_NAME` is the process's name.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huey.bin.huey_consumer import consumer_main
+
+from aijobs.ai.provider import GenerateAnswer, GenerateRequest
+from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.definitions import definition
+from aijobs.engine.execute import Execute
+from aijobs.engine.run import Run
+from aijobs.errors import JobError
+from aijobs.queues.hueys import QueueStorage
+from tests.chaos import chaos_job, crashes, ledger
+from tests.chaos.crashes import CrashPoints
+from tests.chaos.faults import DROP_MARK, DROP_SHARE, DROPPED
+
+BACKOFF_SHARE = 4
+"""Waits before a takeover are constants of the queues, for leases of a minute: ours are shorter, and so are they."""
+
+
+class LedgerProvider:
+    """Stands before the built-in provider and keeps the books; answers the chaos type's calls by their script."""
+
+    def __init__(self, points: CrashPoints, path: Path) -> None:
+        self._points, self._path = points, path
+        self._at_work = threading.local()
+
+    def remember(self, original: Callable[..., Any], execute: Execute, run: Run, resolved: Any) -> Any:
+        """Wraps `Execute.execute`: whose call the provider's next one in this thread is."""
+        self._at_work.run = run
+        return original(execute, run, resolved)
+
+    def generate(self, original: Callable[..., Any], local: LocalProvider, request: GenerateRequest, token: Any) -> Any:
+        """Wraps `LocalProvider.generate`."""
+        run: Run = self._at_work.run
+        assert run.call is not None, "a provider was asked before the usage row was there"
+        whose = {"usage": run.call.usage_id, "job": run.claim.job_id, "attempt": run.claim.attempt_no}
+        self._points.reach("before_call")
+        ledger.append(self._path, what=ledger.ASKED, **whose)
+        if request.job_type == chaos_job.JOB_TYPE:
+            answer = self._scripted(request.input, run.claim.attempt_no, token)
+        else:
+            answer = original(local, request, token)
+        ledger.append(self._path, what=ledger.ANSWERED, **whose)
+        self._points.reach("after_answer")
+        return answer
+
+    def _scripted(self, job_input: Mapping[str, Any], attempt_no: int, token: Any) -> GenerateAnswer:
+        calls = job_input["calls"]
+        call = calls[min(attempt_no, len(calls)) - 1]
+        token.sleep(call.get("sleep_ms", 0) / 1000)
+        if call.get("raise"):
+            raise JobError(call["raise"], "scripted by the job's input")
+        return GenerateAnswer(
+            text=chaos_job.answer(job_input, call),
+            provider=NAME,
+            model=MODEL,
+            prompt_tokens=10,
+            completion_tokens=10,
+            cached_tokens=0,
+            estimated=False,
+            finish_reason="stop",
+        )
+
+
+def lose_messages(folder: Path) -> Callable[..., Any]:
+    """Wraps `QueueStorage.dequeue`: while the driver drops messages, some that were popped never arrive."""
+
+    def dequeue(original: Callable[..., Any], storage: QueueStorage) -> bytes | None:
+        data: bytes | None = original(storage)
+        if data is not None and (folder / DROP_MARK).exists() and random.random() < DROP_SHARE:
+            ledger.append(folder / DROPPED, what="dropped")
+            return None
+        return data
+
+    return dequeue
+
+
+def main() -> None:
+    """Install what a chaos run needs in this process, then be a consumer."""
+    folder, name = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"]
+    points = CrashPoints(folder, name)
+    queues: dict[str, Any] = dict(definition.QUEUES)
+    for queue_name, policy in queues.items():
+        shorter = replace(policy, backoff_ms=policy.backoff_ms // BACKOFF_SHARE)
+        definition.QUEUES[queue_name] = shorter  # type: ignore[index]
+    if any("maintenance" in argument for argument in sys.argv):
+        crashes.install_commits(points, "maintenance")
+        crashes.install_maintenance(points)
+    else:
+        provider = LedgerProvider(points, folder / "ledger")
+        crashes.wrap(Execute, "execute", provider.remember)
+        crashes.wrap(LocalProvider, "generate", provider.generate)
+        crashes.wrap(QueueStorage, "dequeue", lose_messages(folder))
+        crashes.install_commits(points, "worker")
+        crashes.install_worker(points)
+    sys.exit(consumer_main())
+
+
+if __name__ == "__main__":
+    main()

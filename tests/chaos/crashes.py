@@ -1,0 +1,166 @@
+"""Named points at which a process ends itself, as a power cut would, when the driver has armed them.
+
+To arm a point is to put a file of its name into a folder; it holds how many passages to let go by. The process that
+comes there first takes the file away and counts down by itself, so that one file ends one process. Nothing of this is
+in the product: `install` wraps its collaborators in the processes of a chaos run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from tests.chaos.ledger import append
+
+EXIT_CODE = 137
+
+WORKER_POINTS = (
+    "before_lock",
+    "after_lock",
+    "before_call",
+    "after_answer",
+    "before_project",
+    "in_projector",
+    "worker_before_commit",
+    "worker_after_commit",
+)
+MAINTENANCE_POINTS = (
+    "after_claim",
+    "after_send",
+    "before_mark",
+    "after_expire",
+    "maintenance_before_commit",
+    "maintenance_after_commit",
+)
+WEB_POINTS = ("web_before_commit", "web_after_commit")
+POINTS = WORKER_POINTS + MAINTENANCE_POINTS + WEB_POINTS
+
+
+class CrashPoints:
+    """What this process looks at when it passes a point."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """`folder` holds the armed points and the record of crashes; `name` is the process's."""
+        self._folder, self._name = folder, name
+        self._guard = threading.Lock()
+        self._left: dict[str, int] = {}
+
+    def reach(self, point: str) -> None:
+        """Go on, or end the process here and now."""
+        with self._guard:
+            if point not in self._left and not self._take(point):
+                return
+            self._left[point] -= 1
+            if self._left[point] >= 0:
+                return
+        append(self._folder / "crashes", point=point, process=self._name)
+        os._exit(EXIT_CODE)
+
+    def _take(self, point: str) -> bool:
+        armed = self._folder / point
+        try:
+            count = int(armed.read_text())
+            armed.unlink()
+        except FileNotFoundError:
+            return False
+        self._left[point] = count
+        return True
+
+
+def arm(folder: Path, point: str, passages: int) -> None:
+    """Have the next process that comes to `point` end there, after `passages` passages."""
+    draft = folder / f".{point}"
+    draft.write_text(str(passages))
+    draft.rename(folder / point)
+
+
+def disarm(folder: Path) -> None:
+    """Take back what nobody has taken."""
+    for point in POINTS:
+        (folder / point).unlink(missing_ok=True)
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(original, *arguments)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def before(points: CrashPoints, point: str) -> Callable[..., Any]:
+    """A wrapper that comes to `point` before the call."""
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        points.reach(point)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def after(points: CrashPoints, point: str) -> Callable[..., Any]:
+    """A wrapper that comes to `point` once the call has returned."""
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        points.reach(point)
+        return result
+
+    return call
+
+
+def install_commits(points: CrashPoints, role: str) -> None:
+    """Points before and after each COMMIT of this process."""
+    event.listen(Session, "before_commit", lambda _session: points.reach(f"{role}_before_commit"))
+    event.listen(Session, "after_commit", lambda _session: points.reach(f"{role}_after_commit"))
+
+
+def install_maintenance(points: CrashPoints) -> None:
+    """The points of dispatcher and reaper."""
+    from aijobs.jobs.lifecycle import LifecycleRepository
+    from aijobs.outbox.repository import OutboxRepository
+    from aijobs.queues.broker import RedisBroker
+
+    claimed = threading.local()
+
+    def claim(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        claimed.events = original(*args, **kwargs)
+        return claimed.events
+
+    def send(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # By now the claim is committed; the re-drive sends without one.
+        if getattr(claimed, "events", None):
+            points.reach("after_claim")
+            claimed.events = None
+        failures = original(*args, **kwargs)
+        points.reach("after_send")
+        return failures
+
+    wrap(OutboxRepository, "claim", claim)
+    wrap(RedisBroker, "send", send)
+    wrap(OutboxRepository, "mark_published", before(points, "before_mark"))
+    wrap(LifecycleRepository, "expire", after(points, "after_expire"))
+
+
+def install_worker(points: CrashPoints) -> None:
+    """The points of an attempt."""
+    from aijobs.engine.project import Project
+    from aijobs.jobs.lifecycle import LifecycleRepository
+    from aijobs.learning.flashcards import FlashcardProjector
+    from tests.chaos.chaos_job import ItemProjector
+
+    wrap(LifecycleRepository, "lock_job", before(points, "before_lock"))
+    wrap(LifecycleRepository, "lock_job", after(points, "after_lock"))
+    wrap(Project, "project", before(points, "before_project"))
+    for projector in (FlashcardProjector, ItemProjector):
+        wrap(projector, "project", after(points, "in_projector"))

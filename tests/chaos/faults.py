@@ -1,0 +1,156 @@
+"""Performing the faults of a plan."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import redis
+
+from tests.chaos import crashes
+from tests.chaos.ledger import append
+from tests.chaos.plan import QUEUE_KEYS, Fault
+from tests.support.servers import Server
+
+if TYPE_CHECKING:
+    from tests.chaos.stage import Stage
+
+DROP_SHARE = 0.3
+DROP_MARK = "drop"
+"""While a file of this name is in the crash folder, workers lose messages that they popped."""
+DROPPED = "dropped"
+"""The file that has a line for each message that was taken away."""
+
+
+class Faults:
+    """Breaks things on a stage. `perform` may be called from many threads."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.done: Counter[str] = Counter()
+        """How often each kind was performed; a process that was just restarting can't be hurt, and isn't counted."""
+        self._one_at_a_time = {"broker": threading.Lock(), "database": threading.Lock()}
+
+    def perform(self, fault: Fault) -> None:
+        """Do it, and undo it after its time."""
+        how: dict[str, Callable[[Fault], bool]] = {
+            "crash": self._arm,
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "term": self._terminate,
+            "flush": self._flush,
+            "stop": self._stop,
+            "drop": self._drop,
+        }
+        with self._one_at_a_time.get(fault.target) or nullcontext():
+            happened = how[fault.kind](fault)
+        if happened:
+            self.done[f"{fault.kind} {self._class_of(fault.target)}"] += 1
+
+    def heal(self) -> None:
+        """Undo everything: what is frozen goes on, what is stopped starts, no crash point is armed."""
+        crashes.disarm(self._stage.crash_folder)
+        for name in self._stage.roles:
+            self._stage.signal(name, signal.SIGCONT)
+        self._stage.valkey.ensure_running()
+        if isinstance(self._stage.databases, Server):
+            self._stage.databases.ensure_running()
+
+    @staticmethod
+    def _class_of(target: str) -> str:
+        return target if target in crashes.POINTS else target.partition("-")[0]
+
+    def _arm(self, fault: Fault) -> bool:
+        crashes.arm(self._stage.crash_folder, fault.target, fault.count)
+        return False  # It counts when a process has died of it.
+
+    def _server(self, name: str) -> Server:
+        server = self._stage.valkey if name == "broker" else self._stage.databases
+        assert isinstance(server, Server)
+        return server
+
+    def _kill(self, fault: Fault) -> bool:
+        if fault.target == "database":
+            server = self._server("database")
+            server.kill()
+            time.sleep(fault.lasts)
+            self._start(server)
+            return True
+        return self._stage.signal(fault.target, signal.SIGKILL)
+
+    def _terminate(self, fault: Fault) -> bool:
+        return self._stage.signal(fault.target, signal.SIGTERM)
+
+    def _freeze(self, fault: Fault) -> bool:
+        if fault.target == "broker":
+            server = self._server("broker")
+            if not server.is_running:
+                return False
+            server.freeze()
+            time.sleep(fault.lasts)
+            if server.is_running:
+                server.thaw()
+            return True
+        if not self._stage.signal(fault.target, signal.SIGSTOP):
+            return False
+        time.sleep(fault.lasts)
+        self._stage.signal(fault.target, signal.SIGCONT)
+        return True
+
+    def _flush(self, fault: Fault) -> bool:
+        try:
+            with self._stage.valkey.client() as client:
+                client.flushall()
+        except redis.RedisError:
+            return False  # It is away, and comes back empty.
+        return True
+
+    def _stop(self, fault: Fault) -> bool:
+        server = self._server(fault.target)
+        server.stop()
+        time.sleep(fault.lasts)
+        self._start(server)
+        return True
+
+    @staticmethod
+    def _start(server: Server, tries: int = 5) -> None:
+        """Start it; a database that was killed may still be letting go of what it held."""
+        for left in reversed(range(tries)):
+            try:
+                server.start()
+                return
+            except AssertionError:
+                if not left:
+                    raise
+                server.stop()
+                time.sleep(0.5)
+
+    def _drop(self, fault: Fault) -> bool:
+        """Lose about every third message: of those that wait (each judged once), and of those that workers pop."""
+        rng, seen = random.Random(fault.seed), set[bytes]()
+        ends = time.monotonic() + fault.lasts
+        mark = self._stage.crash_folder / DROP_MARK
+        mark.touch()
+        with self._stage.valkey.client() as client:
+            while time.monotonic() < ends:
+                for key in QUEUE_KEYS:
+                    self._drop_from(client, key, rng, seen)
+                time.sleep(0.02)
+        mark.unlink(missing_ok=True)
+        return True
+
+    def _drop_from(self, client: redis.Redis, key: str, rng: random.Random, seen: set[bytes]) -> None:
+        try:
+            waiting = [member for member in client.zrange(key, 0, -1) if member not in seen]
+            for member in waiting:
+                seen.add(member)
+                if rng.random() < DROP_SHARE and client.zrem(key, member):
+                    append(self._stage.crash_folder / DROPPED, what="dropped")
+        except redis.RedisError:
+            return  # Away: nothing to take.

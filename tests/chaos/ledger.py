@@ -1,0 +1,54 @@
+"""The provider's own books: a line before each call and one after it, whole and in the file before anything goes on.
+
+A process that dies leaves the lines that it wrote, so that every call that was made is known, whatever the database
+says of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ASKED, ANSWERED = "asked", "answered"
+
+
+def append(path: Path, **line: Any) -> None:
+    """Add one line to a file that many processes write to."""
+    text = json.dumps({"at": time.time(), "pid": os.getpid(), **line}) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of such a file; none where nobody wrote one."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@dataclass
+class Call:
+    """One provider call as the provider saw it, by its usage row."""
+
+    usage_id: str
+    job_id: str
+    attempt_no: int
+    asked: int = 0
+    answered: int = 0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_calls(path: Path) -> dict[str, Call]:
+    """Every call in the ledger, by usage row."""
+    calls: dict[str, Call] = {}
+    for line in read_lines(path):
+        call = calls.setdefault(line["usage"], Call(line["usage"], line["job"], line["attempt"]))
+        call.asked += line["what"] == ASKED
+        call.answered += line["what"] == ANSWERED
+        call.lines.append(line)
+    return calls

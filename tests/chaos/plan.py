@@ -1,0 +1,234 @@
+"""What a seed stands for: every action and every fault of a run, in order, before the first of them happens.
+
+An action speaks of earlier ones by number and never of what happens to be there, so that a seed is one sequence,
+however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aijobs.queues.broker import queue_key
+from tests.chaos.crashes import POINTS
+
+ACTIONS_PER_S = 7.0
+FAULT_GAP_S = (0.5, 1.5)
+USERS = tuple(f"learner-{n}" for n in range(12))
+
+WORKERS = ("interactive-1", "interactive-2", "background")
+MAINTENANCE = ("maintenance-1", "maintenance-2")
+WEB = "web"
+QUEUE_KEYS = tuple(queue_key(name) for name in ("ai-interactive", "ai-background"))
+
+SYNTHETIC, CHAOS, FLASHCARDS = "synthetic", "chaos", "flashcard_generation"
+
+NOTES = (
+    "Osmosis is the movement of water across a partially permeable membrane. Pure water boils at 100 °C at sea level. "
+    "Photosynthesis is the process by which plants turn light into chemical energy. "
+    "The mitochondrion is the organelle that produces most of the cell's energy."
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A way for a job to go: its calls, and the codes it may fail with by itself (none: it succeeds)."""
+
+    name: str
+    calls: tuple[Mapping[str, Any], ...]
+    fails_with: str | None = None
+    projector_raises: tuple[int, ...] = ()
+
+
+def _sleeps(name: str, ms: int) -> Script:
+    return Script(name, ({"sleep_ms": ms},))
+
+
+BUSY = {"raise": "PROVIDER_UNAVAILABLE"}
+COMMON_SCRIPTS = (
+    (4, _sleeps("quick", 20)),
+    (5, _sleeps("steady", 250)),
+    (2, _sleeps("slow", 900)),
+    (2, _sleeps("longer than a lease", 3200)),
+    (2, Script("busy once", (BUSY, {"sleep_ms": 30}))),
+    (1, Script("always busy", (BUSY,), "PROVIDER_UNAVAILABLE")),
+    (1, Script("blocked", ({"raise": "CONTENT_SAFETY_BLOCKED"},), "CONTENT_SAFETY_BLOCKED")),
+)
+CHAOS_SCRIPTS = (
+    *COMMON_SCRIPTS,
+    (2, Script("garbled once", ({"sleep_ms": 30, "garbled": True}, {"sleep_ms": 30}))),
+    (2, Script("projected at the second try", ({"sleep_ms": 30},), projector_raises=(1,))),
+    (1, Script("never projected", ({"sleep_ms": 30},), "INTERNAL_PROJECTION", tuple(range(1, 21)))),
+)
+
+
+@dataclass(frozen=True)
+class Create:
+    """A job to be asked for. `number` names it, also in its target id."""
+
+    number: int
+    job_type: str
+    user_id: str
+    key: str | None
+    script: Script
+    size: int
+    priority: int
+
+    @property
+    def target_id(self) -> str:
+        return f"c{self.number}"
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The job's input, the same at each repeat."""
+        calls = [dict(call) for call in self.script.calls]
+        if self.job_type == SYNTHETIC:
+            return {"calls": [{**call, "artifacts": self.size} for call in calls]}
+        if self.job_type == CHAOS:
+            return {"items": self.size, "calls": calls, "projector_raises": list(self.script.projector_raises)}
+        return {
+            "lang": "en",
+            "source": {"id": self.target_id, "title": "Biology"},
+            "segments": [{"sid": "p1", "text": NOTES}],
+            "options": {"max_cards": self.size, "card_types": ["basic", "cloze"]},
+        }
+
+
+@dataclass(frozen=True)
+class Action:
+    """`create`, `repeat` (the same request under the same key), `cancel` or `retry` of a create."""
+
+    at: float
+    kind: str
+    create: Create
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at:7.2f}  {self.kind} {self.create.target_id} ({self.create.job_type}, {self.create.script.name})"
+        )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that breaks: `target` is a process or a crash point, `lasts` seconds, `count` passages to let go by."""
+
+    at: float
+    kind: str
+    target: str = ""
+    lasts: float = 0.0
+    count: int = 0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        extent = f" for {self.lasts:.1f} s" if self.lasts else ""
+        return f"{self.at:7.2f}  {self.kind} {self.target}{extent}".rstrip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, whole."""
+
+    seed: int
+    seconds: float
+    actions: tuple[Action, ...]
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        steps = sorted([*self.actions, *self.faults], key=lambda step: step.at)
+        return "\n".join(map(str, steps)) + "\n"
+
+
+def build_plan(seed: int, seconds: float, database_kind: str) -> Plan:
+    """The plan of a seed. A longer one begins as a shorter one does."""
+    actions = tuple(_actions(random.Random(f"actions {seed}"), seconds))
+    faults = tuple(_faults(random.Random(f"faults {seed} {database_kind}"), seconds, database_kind))
+    return Plan(seed, seconds, actions, faults)
+
+
+# --- actions -------------------------------------------------------------------------------------------------------
+
+
+def _actions(rng: random.Random, seconds: float) -> Iterator[Action]:
+    created: list[Action] = []
+    worth_retrying: list[Action] = []
+    later: list[Action] = []
+    at = 0.2
+    while True:
+        at += rng.expovariate(ACTIONS_PER_S)
+        if at > seconds:
+            return
+        due = [action for action in later if action.at <= at]
+        later = [action for action in later if action.at > at]
+        yield from sorted(due, key=lambda action: action.at)
+        kind = rng.choices(("create", "cancel", "retry"), (65, 20, 15))[0]
+        if kind == "create" or not created:
+            create = _create(rng, len(created))
+            created.append(Action(at, "create", create))
+            yield created[-1]
+            if create.key is not None:
+                # At once, to race with the first; soon, while it runs; late, when it may long be over.
+                later += [Action(at + wait, "repeat", create) for wait in _repeats(rng)]
+            if create.script.fails_with:
+                worth_retrying.append(Action(at + rng.uniform(2.0, 6.0), "retry", create))
+        elif kind == "cancel":
+            wanted = rng.choice(created[-8:])
+            yield Action(at, "cancel", wanted.create)
+            worth_retrying.append(Action(at + rng.uniform(0.5, 3.0), "retry", wanted.create))
+        elif worth_retrying:
+            retry = worth_retrying.pop(rng.randrange(len(worth_retrying)))
+            # Twice at once now and then: one child only.
+            times = rng.choice((1, 1, 2))
+            later += [Action(max(at, retry.at), "retry", retry.create)] * times
+
+
+def _repeats(rng: random.Random) -> list[float]:
+    waits = [(), (0.0,), (0.01, 0.5), (2.0,), (0.0, 6.0)]
+    return list(rng.choice(waits))
+
+
+def _create(rng: random.Random, number: int) -> Create:
+    job_type = rng.choices((SYNTHETIC, CHAOS, FLASHCARDS), (35, 50, 15))[0]
+    scripts = CHAOS_SCRIPTS if job_type == CHAOS else COMMON_SCRIPTS
+    script = rng.choices([s for _, s in scripts], [weight for weight, _ in scripts])[0]
+    if job_type == FLASHCARDS:
+        script = Script("notes", ())
+    key = f"key:{number} %" + rng.choice(("a", "ä", "中")) if rng.random() < 0.6 else None
+    # Headers carry Latin-1 at most.
+    key = f"key-{number}" if key is not None and job_type == FLASHCARDS else key
+    return Create(number, job_type, rng.choice(USERS), key, script, rng.randint(1, 4), rng.choice((0, 40, 50, 100)))
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def _faults(rng: random.Random, seconds: float, database_kind: str) -> Iterator[Fault]:
+    """One deck after the other, each kind in each deck, so that no kind is left out for long."""
+    at = 1.0
+    while True:
+        deck = list(_deck(rng, database_kind))
+        rng.shuffle(deck)
+        for card in deck:
+            at += rng.uniform(*FAULT_GAP_S)
+            if at > seconds:
+                return
+            kind, target, lasts, count = card
+            yield Fault(at, kind, target, lasts, count, rng.randrange(1_000_000))
+
+
+def _deck(rng: random.Random, database_kind: str) -> Iterator[tuple[str, str, float, int]]:
+    for point in POINTS:
+        yield "crash", point, 0.0, rng.randint(0, 6) if "commit" in point else rng.randint(0, 1)
+    for target in (*rng.sample(WORKERS, 2), rng.choice(MAINTENANCE), WEB):
+        yield "kill", target, 0.0, 0
+    for target in (rng.choice(WORKERS), rng.choice(MAINTENANCE)):
+        yield "freeze", target, rng.uniform(4.5, 6.5), 0
+        yield "term", rng.choice((target, *WORKERS)), 0.0, 0
+    yield "flush", "broker", 0.0, 0
+    yield "stop", "broker", rng.uniform(0.5, 3.0), 0
+    yield "freeze", "broker", rng.uniform(0.5, 3.0), 0
+    yield "drop", "messages", rng.uniform(2.0, 4.0), 0
+    if database_kind != "sqlite":
+        yield "stop", "database", rng.uniform(0.1, 1.5), 0
+        yield "kill", "database", rng.uniform(0.1, 1.0), 0

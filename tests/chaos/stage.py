@@ -1,0 +1,241 @@
+"""Everything that runs: database, broker, web, three workers, two maintenance consumers, and who restarts them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.plan import MAINTENANCE, WEB, WORKERS
+from tests.support.databases import Databases, MariaDbServer, PostgresServer, SqliteDatabases
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Program, Run
+from tests.support.rows import prepare_database
+from tests.support.servers import Server, ValkeyServer
+
+ROOT = Path(__file__).parents[2]
+RESTART_AFTER_S = 0.3
+READY_TIMEOUT_S = 60.0
+
+SHORT_TIMES = {
+    "AIJOBS_LEASE_S": "2",
+    "AIJOBS_HEARTBEAT_S": "0.5",
+    "AIJOBS_LEASE_GRACE_S": "1",
+    "AIJOBS_REAPER_S": "1",
+    "AIJOBS_REDRIVE_S": "1",
+    "AIJOBS_REDRIVE_DUE_S": "1",
+    "AIJOBS_CLAIM_TTL_S": "2",
+    "AIJOBS_CLAIM_RELEASE_S": "1",
+    "AIJOBS_DISPATCHER_S": "1",
+    "AIJOBS_HANDOVER_DELAY_S": "0.5",
+    "AIJOBS_SHUTDOWN_GRACE_S": "1",
+    "AIJOBS_WATCHER_S": "0.2",
+}
+
+
+class ThreadedRun(Run):
+    """A run whose programs are started by many threads."""
+
+    def __init__(self) -> None:
+        self._telling = threading.Lock()
+        super().__init__()
+
+    def _tell(self, order: str) -> None:
+        with self._telling:
+            super()._tell(order)
+
+
+class DurablePostgres(PostgresServer):
+    """What was committed outlives kill -9 of the server, as it does in production."""
+
+    def _command(self) -> Sequence[Any]:
+        return [*super()._command(), "-c", "synchronous_commit=on", "-c", "full_page_writes=on"]
+
+
+class DurableMariaDb(MariaDbServer):
+    """What was committed outlives kill -9 of the server, as it does in production."""
+
+    def _command(self) -> Sequence[Any]:
+        return [*super()._command(), "--innodb-flush-log-at-trx-commit=2", "--innodb-doublewrite=1"]
+
+
+SERVERS: Mapping[str, Callable[[Run], Databases]] = {
+    "sqlite": SqliteDatabases,
+    "postgresql": DurablePostgres,
+    "mariadb": DurableMariaDb,
+}
+
+
+@dataclass
+class Role:
+    """One process that is kept alive, and what became of those that had its name before."""
+
+    name: str
+    command: list[str]
+    program: Program | None = None
+    starts: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    """Exit codes of those that ended, negative for a signal."""
+    start_at: float = 0.0
+    logs: list[str] = field(default_factory=list)
+
+
+class Stage:
+    """Use as a context manager: nothing is left afterwards, whatever happened."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` of database. `ServerMissing` where its program or the broker's isn't on this machine."""
+        self.run = ThreadedRun()
+        try:
+            self.folder = self.run.new_folder("chaos")
+            self.plug_in = self.folder / "plug-in"
+            """On the path of every process of the run: it makes the chaos job type known."""
+            self.crash_folder = self.run.new_folder("points")
+            self.databases = SERVERS[kind](self.run)
+            self.valkey = ValkeyServer(self.run)
+        except BaseException:
+            self.run.close()
+            raise
+        self.port = free_port()
+        self.roles: dict[str, Role] = {}
+        self.env: dict[str, str] = {}
+        self._guard = threading.Lock()
+        self._closing = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Stage:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- start and end -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything and wait until it is at work."""
+        self.valkey.start()
+        if isinstance(self.databases, Server):
+            self.databases.start()
+        self.env = self._environment(self.databases.create_database(prepare_database))
+        for name in (*WORKERS, *MAINTENANCE):
+            queue = name.partition("-")[0]
+            threads = "2" if queue == "interactive" else "1"
+            command = [sys.executable, "-m", "tests.chaos.consumer", f"aijobs.workers.{queue}", "-w", threads]
+            self.roles[name] = Role(name, command)
+        self.roles[WEB] = Role(WEB, self._web_command())
+        self._supervisor.start()
+        self.wait_until_ready()
+
+    def close(self) -> None:
+        """End everything, by pid, and remove the folders."""
+        self._closing.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join(30)
+        for role in self.roles.values():
+            if role.program is not None:
+                role.program.kill()
+                role.program.stop()
+        for server in (self.valkey, self.databases):
+            if isinstance(server, Server) and server.program is not None:
+                server.stop()
+        self.run.close()
+
+    def _environment(self, database_url: str) -> dict[str, str]:
+        return {
+            "AIJOBS_INSTANCE_PATH": str(self.folder),
+            "AIJOBS_DATABASE_URL": database_url,
+            "AIJOBS_REDIS_URL": self.valkey.url,
+            "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+            "AIJOBS_SECRET_KEY": "s" * 32,
+            "AIJOBS_JWT_SECRET": "j" * 32,
+            "CHAOS_FOLDER": str(self.crash_folder),
+            "PYTHONPATH": f"{self._plug_in(self.plug_in)}:{ROOT}",
+            **SHORT_TIMES,
+        }
+
+    def _plug_in(self, folder: Path) -> Path:
+        """Fill `folder` with what an installed package with our job type would bring: its entry point."""
+        metadata = folder / "aijobs_chaos-1.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: aijobs-chaos\nVersion: 1\n")
+        (metadata / "entry_points.txt").write_text("[aijobs.job_types]\nchaos = tests.chaos.chaos_job\n")
+        return folder
+
+    def _web_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{self.port}"),
+            *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
+            *("--graceful-timeout", "3", "--no-control-socket", "--log-level", "warning"),
+            "tests.chaos.web:create_app()",
+        ]
+
+    # --- keeping alive -----------------------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        while not self._closing.wait(0.05):
+            for role in self.roles.values():
+                with self._guard:
+                    self._look_after(role)
+
+    def _look_after(self, role: Role) -> None:
+        now = time.monotonic()
+        if role.program is not None and not role.program.is_running:
+            assert role.program.returncode is not None
+            role.ends[role.program.returncode] += 1
+            role.program.stop()  # What it left behind goes with its process group.
+            role.logs.append(role.program.output)
+            role.program, role.start_at = None, now + RESTART_AFTER_S
+        if role.program is None and now >= role.start_at:
+            env = {**self.env, "CHAOS_NAME": role.name}
+            role.program = Program(self.run, role.command, name=role.name, env=env, cwd=self.folder)
+            role.starts += 1
+
+    def signal(self, name: str, number: int) -> bool:
+        """Send a signal to a process by its name; whether there was one."""
+        with self._guard:
+            program = self.roles[name].program
+            if program is None or not program.is_running:
+                return False
+            program.send_signal(number)
+            return True
+
+    # --- state -------------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self) -> None:
+        """Wait until each process is at work."""
+        poll(self.all_ready, timeout=READY_TIMEOUT_S, interval=0.1, what="every process is at work")
+
+    def all_ready(self) -> bool:
+        """Whether each process is at work."""
+        return all(self._is_ready(role) for role in self.roles.values())
+
+    def _is_ready(self, role: Role) -> bool:
+        with self._guard:
+            program = role.program
+        if program is None or not program.is_running:
+            return False
+        return self._web_answers() if role.name == WEB else "Huey consumer started" in program.output
+
+    def _web_answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=2):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def outputs(self) -> dict[str, list[str]]:
+        """What each role's processes wrote, the oldest first."""
+        return {name: [*role.logs, role.program.output if role.program else ""] for name, role in self.roles.items()}

@@ -1,0 +1,178 @@
+"""The promises, held against what is there at the end. Each rule yields what is broken, and by which jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aijobs.ai.models import DONE, LOST, STARTED
+from aijobs.definitions.definition import QUEUES
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import CANCELLED, FAILED, FINAL, SUCCEEDED
+from aijobs.monitor.check import Report
+from aijobs.outbox.models import DEAD
+from tests.chaos.driver import Book, Promise
+from tests.chaos.evidence import Evidence
+from tests.chaos.plan import SYNTHETIC, Create
+from tests.chaos.stage import Role
+
+DATABASE_CODES = ("INTERNAL_DATABASE", "INTERNAL_PROJECTION")
+"""What an attempt may end with when the database went away under it, twice."""
+GIVEN_UP = ("lease_lost", "released", "retry_scheduled", "cancelled", "failed")
+"""How an attempt may end whose answer was paid for and not saved."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A promise that was not kept."""
+
+    what: str
+    job_ids: tuple[str, ...] = ()
+
+
+def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Broken]:
+    """Everything that is broken; nothing where all is well."""
+    found: list[Broken] = [Broken(f"a surprising answer: {surprise}") for surprise in book.surprises]
+    for promise in book.promises.values():
+        found += _one_job_each(evidence, promise)
+    asked = _creates_by_job(evidence, book)
+    for job in evidence.jobs.values():
+        if job.id not in asked:
+            found.append(Broken("is a job that nobody asked for", (job.id,)))
+            continue
+        found += _ended_as_allowed(evidence, job, asked[job.id], book, database_faults)
+        found += _results_once(evidence, job, asked[job.id])
+        found += _paid_once(evidence, job)
+    found += _ledger_against_usage(evidence)
+    return found
+
+
+def judge_report(report: Report, when: str) -> list[Broken]:
+    """What the product's own check found."""
+    return [
+        Broken(f"aijobs check {when}: promise {finding.promise}: {finding.count} × {finding.what}", finding.job_ids)
+        for finding in report.findings
+    ]
+
+
+def judge_roles(roles: dict[str, Role]) -> Iterator[Broken]:
+    """What died was started again, and runs."""
+    for role in roles.values():
+        alive = role.program is not None and role.program.is_running
+        if not alive or role.starts != role.ends.total() + 1:
+            yield Broken(f"{role.name} was started {role.starts} times, ended {dict(role.ends)}, and runs: {alive}")
+
+
+# --- what was asked for --------------------------------------------------------------------------------------------
+
+
+def _roots(evidence: Evidence, create: Create) -> list[AiJob]:
+    return [
+        job
+        for job in evidence.jobs.values()
+        if job.target_id == create.target_id and job.job_type == create.job_type and job.parent_job_id is None
+    ]
+
+
+def _one_job_each(evidence: Evidence, promise: Promise) -> Iterator[Broken]:
+    create, roots = promise.create, _roots(evidence, promise.create)
+    ids = tuple(job.id for job in roots)
+    told = set(promise.job_ids)
+    if create.key is not None or len(promise.job_ids) + promise.unanswered <= 1:
+        if len(roots) > 1:
+            yield Broken(f"{create.target_id} was asked for once, and is {len(roots)} jobs", ids)
+        if len(told) > 1:
+            yield Broken(f"{create.target_id}: one key was answered with several jobs", tuple(told))
+        if promise.made > 1:
+            yield Broken(f"{create.target_id}: two requests were told that they made it", tuple(told))
+    if missing := told - set(ids):
+        yield Broken(f"{create.target_id}: its caller was told a job that is not there", tuple(missing))
+    if missing := set(promise.chain) - set(evidence.jobs):
+        yield Broken(f"{create.target_id}: a retry was told a job that is not there", tuple(missing))
+
+
+def _creates_by_job(evidence: Evidence, book: Book) -> dict[str, Create]:
+    by_target = {(p.create.target_id, p.create.job_type): p.create for p in book.promises.values()}
+    return {
+        job.id: by_target[job.target_id, job.job_type]
+        for job in evidence.jobs.values()
+        if (job.target_id, job.job_type) in by_target
+    }
+
+
+# --- how it ended --------------------------------------------------------------------------------------------------
+
+
+def _ended_as_allowed(
+    evidence: Evidence, job: AiJob, create: Create, book: Book, database_faults: bool
+) -> Iterator[Broken]:
+    if job.lifecycle_status not in FINAL:
+        yield Broken(f"has not ended: {job.lifecycle_status}", (job.id,))
+    elif job.id in book.cancelled:
+        if job.lifecycle_status != CANCELLED:
+            yield Broken(f"had its cancel acknowledged and is {job.lifecycle_status}", (job.id,))
+    elif job.lifecycle_status == SUCCEEDED:
+        if create.script.fails_with is not None:
+            yield Broken(f"was to fail with {create.script.fails_with} and succeeded", (job.id,))
+    elif job.lifecycle_status == FAILED and not _may_fail(evidence, job, create, database_faults):
+        yield Broken(
+            f"({create.script.name}) failed with {job.error_code}; lost {job.lost_count}, retries {job.retry_count}",
+            (job.id,),
+        )
+
+
+def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: bool) -> bool:
+    if job.error_code == create.script.fails_with:
+        return True
+    if job.error_code == "INTERNAL_WORKER_LOST":
+        return job.lost_count >= QUEUES[job.queue_name].attempts
+    if job.error_code == "INTERNAL_NOT_DISPATCHED":
+        return any(event.status == DEAD and event.attempt_count >= 3 for event in evidence.events[job.id])
+    tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
+    # The one more try that such a code has may have been used up by the script itself.
+    return database_faults and job.error_code in DATABASE_CODES and (job.error_code in tried or job.retry_count >= 2)
+
+
+# --- results and money ---------------------------------------------------------------------------------------------
+
+
+def _results_once(evidence: Evidence, job: AiJob, create: Create) -> Iterator[Broken]:
+    artifacts, rows = evidence.artifacts.get(job.id, 0), evidence.business_rows.get(job.id, 0)
+    wanted = job.artifact_count if job.lifecycle_status == SUCCEEDED else 0
+    if artifacts != wanted:
+        yield Broken(f"is {job.lifecycle_status} with {artifacts} artifacts instead of {wanted}", (job.id,))
+    if create.job_type != SYNTHETIC and rows != wanted:
+        yield Broken(f"is {job.lifecycle_status} with {rows} business rows instead of {wanted}", (job.id,))
+
+
+def _paid_once(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
+    history = evidence.history[job.id]
+    saved_at = next((event.attempt_no for event in history if event.type == "output_saved"), None)
+    calls = evidence.calls_of(job.id)
+    attempts = [call.attempt_no for call in calls]
+    if len(set(attempts)) != len(attempts):
+        yield Broken(f"asked the provider twice in one attempt: {attempts}", (job.id,))
+    if saved_at is not None and attempts and max(attempts) > saved_at:
+        yield Broken(f"saved its answer at attempt {saved_at} and asked again: {attempts}", (job.id,))
+    for call in calls:
+        ended = [event.type for event in history if event.attempt_no == call.attempt_no and event.type in GIVEN_UP]
+        if call.answered and call.attempt_no != saved_at and not ended:
+            yield Broken(f"has an answer of attempt {call.attempt_no} that nobody saved or gave up", (job.id,))
+
+
+def _ledger_against_usage(evidence: Evidence) -> Iterator[Broken]:
+    rows = {row.id: row for of_job in evidence.usage.values() for row in of_job}
+    for call in evidence.calls.values():
+        row = rows.get(call.usage_id)
+        if row is None or (row.job_id, row.attempt_no) != (call.job_id, call.attempt_no):
+            yield Broken("has a provider call without its usage row", (call.job_id,))
+        if call.asked != 1 or call.answered > 1:
+            yield Broken(f"has {call.asked} calls on one usage row", (call.job_id,))
+    for row in rows.values():
+        call_or_none = evidence.calls.get(row.id)
+        if row.state == STARTED:
+            yield Broken("has a usage row that was never closed", (row.job_id,))
+        if row.state == DONE and (call_or_none is None or not call_or_none.answered):
+            yield Broken("has a usage row that is done without an answer", (row.job_id,))
+        if call_or_none is None and row.state not in (LOST, "failed"):
+            yield Broken(f"has a usage row that is {row.state} and no call", (row.job_id,))
