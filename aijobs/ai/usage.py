@@ -6,13 +6,18 @@ Usage alone isn't fenced by the lease: whoever holds the job by then, the money 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.db import Clock, change_rows
+from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
+
+MAX_PROVIDER, MAX_MODEL, MAX_REASON = 64, 128, 32
+"""Characters that the columns hold."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +45,34 @@ class UsageLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def open(self, session: Session, job: AiJob, provider: str, model: str) -> str:
-        """Add the row of the attempt's next call; its id."""
+    def open(self, session: Session, job: AiJob, provider: str, model: str, usage_id: str | None = None) -> str:
+        """Add the row of the attempt's next call, under `usage_id` (a new one); its id."""
+        usage_id = usage_id or new_id()
         last = session.execute(
             select(func.max(AiUsageLog.call_no)).where(
                 AiUsageLog.job_id == job.id, AiUsageLog.attempt_no == job.attempt_no
             )
         ).scalar()
         row = AiUsageLog(
+            id=usage_id,
             job_id=job.id,
             attempt_no=job.attempt_no,
             call_no=(last or 0) + 1,
             user_id=job.user_id,
             state=STARTED,
-            provider=provider,
-            model=model,
+            provider=provider[:MAX_PROVIDER],
+            model=model[:MAX_MODEL],
             credential_mode=job.credential_mode,
             billed="unknown",
             started_at=self._clock.now(),
         )
         session.add(row)
         session.flush()
-        return row.id
+        return usage_id
+
+    def find(self, session: Session, usage_id: str) -> str | None:
+        """`usage_id` where its row is there: for a COMMIT whose answer was lost."""
+        return session.execute(select(AiUsageLog.id).where(AiUsageLog.id == usage_id)).scalar()
 
     def close(self, session: Session, usage_id: str, result: CallResult) -> None:
         """Write what the call came to, also where the row was given up as lost meanwhile, or where the attempt was
@@ -74,9 +85,17 @@ class UsageLog:
             .values(
                 state=FAILED_CALL if result.error_code else DONE,
                 finished_at=self._clock.now(),
-                **vars(result),
+                **_storable(result),
             ),
         )
+
+
+def _storable(result: CallResult) -> dict[str, Any]:
+    """The columns of a result, cut to what they hold: a provider's odd words must not lose an answer that is paid."""
+    values = dict(vars(result))
+    values["provider"], values["model"] = result.provider[:MAX_PROVIDER], result.model[:MAX_MODEL]
+    values["finish_reason"] = result.finish_reason[:MAX_REASON] if result.finish_reason else None
+    return values
 
 
 def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> None:

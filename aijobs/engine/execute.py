@@ -24,10 +24,15 @@ from aijobs.db import Database
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import OpenCall, Run
+from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.models import AiJob
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
+
+MAX_TOKENS = 2**31 - 1
+"""What a column of the ledger holds, and more than any model reads."""
 
 
 class Execute:
@@ -80,29 +85,34 @@ class Execute:
     def _open(self, run: Run, route: Route) -> None:
         """Open the usage row and tell the history, before the request leaves."""
 
+        usage_id = new_id()
+
         def open_row(session: Session) -> str:
             job = self._lifecycle.note_provider_call(session, run.claim)
-            return self._usage.open(session, job, route.provider, route.model)
+            return self._usage.open(session, job, route.provider, route.model, usage_id)
 
-        usage_id = self._database.write(open_row)
+        self._database.write(open_row, settle=lambda s: self._usage.find(s, usage_id))
         run.call = OpenCall(usage_id, CallResult(route.provider, route.model))
         logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
 
     def _priced(self, answer: GenerateAnswer, latency_ms: int) -> CallResult:
-        cost = self._costs.cost(
-            answer.provider,
-            answer.model,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            cached_tokens=answer.cached_tokens,
-            at=utc_now(),
-        )
+        prompt, completion, cached = _counts(answer)
+        cost = None
+        if prompt is not None and completion is not None and cached is not None:
+            cost = self._costs.cost(
+                answer.provider,
+                answer.model,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cached_tokens=cached,
+                at=utc_now(),
+            )
         return CallResult(
             provider=answer.provider,
             model=answer.model,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            cached_tokens=answer.cached_tokens,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
             estimated=answer.estimated,
             cost_micros=cost.micro_units if cost else None,
             currency=cost.currency if cost else None,
@@ -115,14 +125,31 @@ class Execute:
     def _save(self, run: Run, output: dict[str, Any]) -> None:
         call = run.call
 
-        def save(session: Session) -> None:
-            self._lifecycle.save_output(run.claim, output, session)
+        def save(session: Session) -> AiJob:
+            job = self._lifecycle.save_output(run.claim, output, session)
             if call is not None:
                 self._usage.close(session, call.usage_id, call.result)
+            return job
 
-        self._database.write(save)
+        def saved(session: Session) -> AiJob | None:
+            job = session.get(AiJob, run.claim.job_id)
+            return job if job is not None and job.output_hash is not None else None
+
+        self._database.write(save, settle=saved)
         run.call = None
         logger.info("job.output_saved", **run.fields())
+
+
+def _counts(answer: GenerateAnswer) -> tuple[int | None, int | None, int | None]:
+    """Prompt, completion and cached tokens as a provider counted them; None for each that can't be true.
+
+    An answer is paid for whatever its counts say, and must not be lost to them.
+    """
+    counts = (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+    prompt, completion, cached = (n if isinstance(n, int) and 0 <= n <= MAX_TOKENS else None for n in counts)
+    if prompt is not None and cached is not None and cached > prompt:
+        cached = None
+    return prompt, completion, cached
 
 
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

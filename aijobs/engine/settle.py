@@ -13,6 +13,7 @@ from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
 from aijobs.errors import JobError, LifecycleError
+from aijobs.jobs.changes import freed
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import get_logger
@@ -35,7 +36,7 @@ class Settle:
         """
         call, text = _closed(run, error.code), internal_text(cause)
         try:
-            return self._database.write(lambda s: self._record(s, run, error, text, call))
+            return self._database.write(lambda s: self._record(s, run, error, text, call), settle=freed(run.claim))
         except LifecycleError:
             self.close_call(run, error.code)
             raise
@@ -52,7 +53,7 @@ class Settle:
             self._close(session, call)
             return job
 
-        return self._database.write(cancel)
+        return self._database.write(cancel, settle=freed(run.claim))
 
     def close_call(self, run: Run, error_code: str) -> None:
         """Close the usage row of an attempt that has no say over its job any more: the money is gone."""

@@ -1,0 +1,237 @@
+"""A provider call: its usage row, the output that is saved before anything else, and the prompt that learns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from aijobs.canonical import canonical_hash
+from aijobs.db import CommitUnknown
+from aijobs.definitions.projector import Artifact, ProjectionResult
+from aijobs.errors import JobError
+from tests.integration.engine.stage import CARDS, Stage
+
+
+class Failing:
+    """A projector that raises so many times, then leaves one artifact."""
+
+    def __init__(self, key: str, times: int, error: Exception | None = None) -> None:
+        self.key, self.calls = key, 0
+        self._times, self._error = times, error or ValueError("cannot project")
+
+    def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
+        self.calls += 1
+        if self.calls <= self._times:
+            raise self._error
+        return ProjectionResult([Artifact("Thing", f"thing-{job.id}", 0)])
+
+
+def test_each_call_has_a_row_that_is_there_before_the_request_leaves(stage: Stage) -> None:
+    seen: list[list[dict[str, Any]]] = []
+
+    def answer(request: Any, token: Any) -> str:
+        seen.append(stage.usage(job_id))
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer))
+    assert stage.run(job_id) == "succeeded"
+    ((before,),) = seen
+    assert (before["state"], before["attempt_no"], before["call_no"], before["billed"]) == ("started", 1, 1, "unknown")
+    assert before["finished_at"] is None
+    (after,) = stage.usage(job_id)
+    assert after["id"] == before["id"]
+    assert (after["state"], after["error_code"], after["billed"], after["finish_reason"]) == (
+        "done",
+        None,
+        "yes",
+        "stop",
+    )
+    assert (after["prompt_tokens"], after["completion_tokens"], after["cached_tokens"]) == (100, 50, 10)
+    assert (after["cost_micros"], after["currency"]) == (0, "USD"), (
+        "the built-in provider has a price, and it is nought"
+    )
+    assert after["price_version"]
+    assert after["latency_ms"] is not None
+    assert (after["user_id"], after["credential_mode"], after["provider"]) == ("u1", "platform_key", "local")
+    assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "succeeded"]
+
+
+def test_a_model_without_a_price_costs_nothing_known_rather_than_nought(sqlite_stage: Stage) -> None:
+    sqlite_stage.provider.counts = {"model": "a-model-nobody-priced"}
+    job_id = sqlite_stage.new_cards(sqlite_stage.asking(CARDS))
+    sqlite_stage.run(job_id)
+    (call,) = sqlite_stage.usage(job_id)
+    assert (call["cost_micros"], call["currency"], call["price_version"]) == (None, None, None)
+    assert call["model"] == "a-model-nobody-priced"
+
+
+def test_failed_calls_are_in_the_ledger_with_what_they_cost(stage: Stage) -> None:
+    stage_answers = ["not JSON", JobError("PROVIDER_UNAVAILABLE"), CARDS]
+    job_id = stage.new_cards(stage.asking(*stage_answers))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.retry_count) == ("succeeded", 2)
+    calls = stage.usage(job_id)
+    assert [(c["attempt_no"], c["call_no"], c["state"], c["error_code"], c["prompt_tokens"]) for c in calls] == [
+        (1, 1, "failed", "VALIDATION_OUTPUT_NOT_JSON", 100),
+        (2, 1, "failed", "PROVIDER_UNAVAILABLE", None),
+        (3, 1, "done", None, 100),
+    ]
+    assert [call["billed"] for call in calls] == ["yes", "unknown", "yes"]
+    assert len(stage.provider.requests) == 3
+
+
+def test_a_lost_connection_is_tried_once_and_both_calls_may_have_been_billed(stage: Stage) -> None:
+    job_id = stage.new_cards(stage.asking(JobError("PROVIDER_CONNECTION_LOST"), max_retries=5))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "PROVIDER_CONNECTION_LOST")
+    assert len(stage.provider.requests) == 2
+    assert [(c["attempt_no"], c["billed"]) for c in stage.usage(job_id)] == [(1, "unknown"), (2, "unknown")]
+
+
+def test_the_next_prompt_names_what_was_wrong(stage: Stage) -> None:
+    job_id = stage.new_cards(stage.asking("not JSON at all", {"cards": []}, CARDS))
+    stage.run_to_end(job_id)
+    first, second, third = (request.prompt.user + request.prompt.system for request in stage.provider.requests)
+    assert "not valid JSON" not in first
+    assert "not valid JSON" in second
+    assert "cards: List should have at least 1 item" in third
+    assert "not valid JSON" not in third, "only what the last answer got wrong"
+
+
+def test_an_answer_cut_off_is_not_used_though_it_parses(stage: Stage) -> None:
+    stage.provider.counts = {"finish_reason": "length"}
+    job_id = stage.new_cards(stage.asking(CARDS, max_retries=1))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.error_code, job.output_hash) == ("failed", "VALIDATION_TRUNCATED", None)
+    assert stage.kit.rows("flashcards") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"cards": NaN}',
+        '{"cards": [1e999]}',
+        '{"cards": [' + "9" * 401 + "]}",
+        '{"cards": ["\\u0000"]}',
+        '{"cards": ["a\x00b"]}',
+        '{"cards": ["\\ud800"]}',
+        '{"cards": ' + "[" * 2000 + "]" * 2000 + "}",
+        '{"cards": [], "cards": []}',
+        "[]",
+        '{"cards": "none"}',
+    ],
+    ids=["nan", "overflow", "huge integer", "escaped nul", "nul", "surrogate", "deep", "twice", "array", "schema"],
+)
+def test_an_answer_that_cannot_be_stored_alike_everywhere_is_the_answers_fault(stage: Stage, text: str) -> None:
+    job_id = stage.new_cards(stage.asking(text, max_retries=0))
+    job = stage.run_to_end(job_id)
+    assert job.lifecycle_status == "failed"
+    assert str(job.error_code).startswith("VALIDATION_OUTPUT_")
+    assert stage.usage(job_id)[0]["state"] == "failed"
+
+
+def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
+    job = sqlite_stage.run_to_end(sqlite_stage.new_cards(sqlite_stage.asking("  \n\n ", max_retries=5)))
+    assert (job.error_code, job.attempt_no) == ("PROVIDER_EMPTY_OUTPUT", 2)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"finish_reason": "a reason of a provider that says more than it should"},
+        {"model": "m" * 500},
+        {"prompt_tokens": 10**12, "completion_tokens": 10**12, "cached_tokens": 0},
+        {"prompt_tokens": 5, "cached_tokens": 50},
+        {"prompt_tokens": -1, "completion_tokens": -1, "cached_tokens": -1},
+        {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
+    ],
+    ids=["long reason", "long model", "too many tokens", "more cached than sent", "negative", "not counted"],
+)
+def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage, counts: dict[str, Any]) -> None:
+    stage.provider.counts = counts
+    job_id = stage.new_cards(stage.asking(CARDS))
+    assert stage.run(job_id) == "succeeded"
+    assert len(stage.provider.requests) == 1
+    (call,) = stage.usage(job_id)
+    assert call["state"] == "done"
+
+
+def test_an_output_that_was_saved_is_never_bought_again(stage: Stage) -> None:
+    projector = Failing("fails_once", 1)
+    job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
+    stage.run(job_id)
+    saved = stage.kit.row(job_id)
+    assert (saved["lifecycle_status"], saved["artifact_count"]) == ("running", 0)
+    assert saved["output_hash"] == canonical_hash(saved["validated_output"])
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.artifact_count, job.attempt_no) == ("succeeded", 1, 2)
+    assert len(stage.provider.requests) == 1
+    assert len(stage.usage(job_id)) == 1
+    assert stage.kit.row(job_id)["validated_output"] == saved["validated_output"]
+    assert stage.kit.types(job_id) == [
+        "created",
+        "locked",
+        "provider_called",
+        "output_saved",
+        "retry_scheduled",
+        "locked",
+        "succeeded",
+    ]
+
+
+def test_a_retry_by_an_operator_inherits_the_output_and_pays_nothing(stage: Stage) -> None:
+    projector = Failing("fails_twice", 2)
+    parent = stage.new_cards(stage.asking(CARDS, projector=projector))
+    assert stage.run_to_end(parent).error_code == "INTERNAL_PROJECTION"
+    child = stage.kit.jobs.retry(parent, "operator:ann").job
+    job = stage.run_to_end(child.id)
+    assert (job.lifecycle_status, job.artifact_count) == ("succeeded", 1)
+    assert job.output_hash == stage.kit.job(parent).output_hash
+    assert stage.usage(child.id) == []
+    assert len(stage.provider.requests) == 1
+
+
+def test_no_connection_is_held_while_a_provider_is_asked(stage: Stage) -> None:
+    stage.engine.close()  # The watcher, which borrows one now and then.
+    held: list[Any] = []
+    pool: Any = stage.kit.database.engine.pool
+
+    def answer(request: Any, token: Any) -> str:
+        held.append(pool.checkedout())
+        return json.dumps(CARDS)
+
+    assert stage.run(stage.new_cards(stage.asking(answer))) == "succeeded"
+    assert held == [0]
+
+
+def test_a_call_whose_opening_commit_was_answered_by_nobody_has_one_row(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost after COMMIT: the work must not be done twice."""
+    database, unsure = stage.kit.database, ["provider_called", "output_saved", "retry_scheduled"]
+    once = database._once
+
+    def lossy(work: Any) -> Any:
+        result = once(work)
+        types = [row.type for row in stage.kit.history(job_id)]
+        if unsure and types[-1:] == [unsure[0]]:
+            unsure.pop(0)
+            raise CommitUnknown(_disconnected())
+        return result
+
+    job_id = stage.new_cards(stage.asking(CARDS, projector=Failing("fails_for_ever", 99)))
+    monkeypatch.setattr(database, "_once", lossy)
+    stage.run(job_id)
+    assert unsure == []
+    assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "retry_scheduled"]
+    assert len(stage.provider.requests) == 1
+    (call,) = stage.usage(job_id)
+    assert (call["call_no"], call["state"]) == (1, "done")
+
+
+def _disconnected() -> Any:
+    return OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
