@@ -1,5 +1,5 @@
 """What gunicorn and `flask` import."""
 
-from aijobs.web.factory import create_app
+from aijobs.web.wsgi import app
 
-app = create_app()
+__all__ = ["app"]

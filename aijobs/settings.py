@@ -128,6 +128,8 @@ class Settings:
     tombstone_days: int = 365
 
     log_level: str = "INFO"
+    run_by_flask: bool = False
+    """Whether the `flask` command runs this process (it says so itself, without our prefix)."""
 
     @property
     def production(self) -> bool:
@@ -167,6 +169,7 @@ def _load(environ: Mapping[str, str]) -> Settings:
             values[name] = _number(name, given[name], int if kind == "int" else float)
     values["env"] = given.get("env", "development")
     values["env_was_set"] = "env" in given
+    values["run_by_flask"] = environ.get("FLASK_RUN_FROM_CLI") == "true"
     if values["env"] not in ("development", "production"):
         raise SettingsError(f"AIJOBS_ENV is {values['env']!r}; it is development or production")
     instance = Path(given["instance_path"]).absolute() if "instance_path" in given else _default_instance_path()

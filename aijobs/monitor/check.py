@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal,
 from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.models import STARTED, AiUsageLog
+from aijobs.clock import Stopwatch
 from aijobs.db import Clock, Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.lifecycle import DUE_AT
@@ -78,6 +79,7 @@ class Report:
     rules: int
     jobs: int
     broker: str
+    seconds: float
 
     @property
     def is_sound(self) -> bool:
@@ -105,7 +107,7 @@ class Check:
 
     def run(self, show: int = 20) -> Report:
         """Every broken promise, with up to `show` job ids each."""
-        findings = []
+        findings, watch = [], Stopwatch()
         with self._database.read() as session:
             jobs = session.execute(select(func.count()).select_from(AiJob)).scalar_one()
         for rule in RULES:
@@ -117,7 +119,7 @@ class Check:
         lost, broker = self._lost_messages()
         if lost:
             findings.append(Finding(5, LOST_MESSAGE, tuple(lost[:show]), len(lost)))
-        return Report(tuple(findings), len(RULES) + 1, jobs, broker)
+        return Report(tuple(findings), len(RULES) + 1, jobs, broker, watch.seconds)
 
     def _lost_messages(self) -> tuple[list[str], str]:
         """Jobs that have long been due, whose event went out and whose message is nowhere."""

@@ -229,7 +229,7 @@ class Station:
             *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{descriptor}"),
             *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
             *("--graceful-timeout", str(WEB_GRACE_S), "--no-control-socket", "--log-level", "warning"),
-            "aijobs.web.factory:create_app()",
+            "aijobs.web.wsgi:app",
         ]
         return ChildSpec("web", command, stop_timeout_s=WEB_GRACE_S + 5, inherit_fds=(descriptor,))
 

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
-from aijobs.web.cli import database, demo, demo_data, jobs, operators, outbox, tokens, up
+from aijobs.web.cli import check, database, demo, demo_data, jobs, operators, outbox, tokens, up
 from aijobs.web.cli.failures import Failure
 
 
@@ -37,6 +37,8 @@ for _command in (
     jobs.cancel,
     jobs.retry,
     outbox.outbox,
+    check.check,
+    check.prune,
     demo_data.demo_data,
 ):
     cli.add_command(_command)

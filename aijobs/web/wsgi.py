@@ -1,0 +1,41 @@
+"""The application as a server imports it: refused, in one line, where the settings or the schema are wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from flask import Flask
+from sqlalchemy.exc import OperationalError
+
+from aijobs.errors import AijobsError
+from aijobs.settings import Settings
+from aijobs.web.factory import create_app
+
+BOOT_ERROR = 3
+"""The exit code by which gunicorn's master learns that trying again won't help (its `WORKER_BOOT_ERROR`)."""
+
+
+def build_app() -> Flask:
+    """The application, its schema checked; ends the process with one line where it can't be.
+
+    Under the `flask` command the schema isn't looked at: `flask db upgrade` is what makes it.
+    """
+    try:
+        settings = Settings.load()
+        app = create_app(settings)
+        if not settings.run_by_flask:
+            app.extensions["aijobs"].check_schema()
+    except AijobsError as error:
+        _refuse(str(error))
+    except OperationalError as error:
+        _refuse(f"the database at AIJOBS_DATABASE_URL doesn't answer ({type(error.orig).__name__})")
+    return app
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"aijobs: {why}", file=sys.stderr, flush=True)
+    sys.exit(BOOT_ERROR)
+
+
+app = build_app()
