@@ -57,5 +57,6 @@ class OutboxEvent(Base):
         Index("ix_outbox_events_due", "status", "available_at", "id"),
         Index("ix_outbox_events_claims", "status", "locked_at", "id"),
         Index("ix_outbox_events_job", "aggregate_id", "event_type", "id"),
+        Index("ix_outbox_events_errors", "last_error", "id"),
         TABLE_OPTIONS,
     )

@@ -128,6 +128,7 @@ def upgrade() -> None:
     op.create_index("ix_outbox_events_claims", "outbox_events", ["status", "locked_at", "id"])
     op.create_index("ix_outbox_events_due", "outbox_events", ["status", "available_at", "id"])
     op.create_index("ix_outbox_events_job", "outbox_events", ["aggregate_id", "event_type", "id"])
+    op.create_index("ix_outbox_events_errors", "outbox_events", ["last_error", "id"])
 
     op.create_table(
         "queue_pauses",
