@@ -12,6 +12,9 @@ import rfc8785
 MAX_INTEGER = 2**53 - 1
 """Beyond it JSON numbers lose digits between systems (RFC 8785 refuses them)."""
 
+MAX_DEPTH = 30
+"""Levels of objects and lists; MariaDB takes no JSON of 32 and more, and what recurses needs an end."""
+
 
 def canonical_bytes(value: Any) -> bytes:
     """`value` as canonical JSON. `ValueError` for what `find_faults` would name."""
@@ -23,20 +26,22 @@ def canonical_hash(value: Any) -> str:
     return hashlib.sha256(canonical_bytes(value)).hexdigest()
 
 
-def find_faults(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def find_faults(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """(field path, what is wrong) for each part of a JSON value that can't be stored or hashed alike everywhere."""
     if isinstance(value, str):
         if fault := text_fault(value):
             yield path, fault
+    elif depth >= MAX_DEPTH and isinstance(value, Mapping | list | tuple):
+        yield path, f"is nested deeper than {MAX_DEPTH} levels"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             if fault := text_fault(key):
                 yield path, f"has a key that {fault}"
                 continue
-            yield from find_faults(inner, f"{path}.{key}" if path else key)
+            yield from find_faults(inner, f"{path}.{key}" if path else key, depth + 1)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from find_faults(inner, f"{path}[{index}]")
+            yield from find_faults(inner, f"{path}[{index}]", depth + 1)
     elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INTEGER:
         yield path, f"is beyond ±{MAX_INTEGER}"
     elif isinstance(value, float) and not math.isfinite(value):

@@ -14,12 +14,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from aijobs.canonical import MAX_DEPTH, MAX_INTEGER
 from aijobs.errors import JobError
 
 MAX_CHARACTERS = 1_000_000
-MAX_DEPTH = 32
-MAX_INTEGER = 2**53 - 1
-"""Beyond it JSON readers disagree about the value, and the canonical form that is hashed refuses it."""
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE)

@@ -49,8 +49,14 @@ def check_request(request: CreateJobInput) -> None:
     if len(request.target_type) > 64:
         faults.append(("targetType", "has 1–64 characters"))
     faults += find_faults(request.input)
+    faults += [(_camel(name), fault) for name, fault in find_faults(vars(request.overrides))]
     if faults:
         raise InputInvalid(faults)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def validated_input(definition: JobDefinition, received: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: A
     priority = definition.queue.default_priority if overrides.priority is None else overrides.priority
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 100:
         faults.append(("priority", "is a whole number within 0–100"))
-    mode = overrides.credential_mode or definition.credential.default_mode
+    mode = definition.credential.default_mode if overrides.credential_mode is None else overrides.credential_mode
     if mode not in definition.credential.allowed_modes:
         faults.append(("credentialMode", f"is one of {', '.join(definition.credential.allowed_modes)}"))
     if mode == PLATFORM_KEY and overrides.credential_id is not None:
@@ -101,8 +107,8 @@ def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: A
         prompt = overrides.prompt_version
         if definition.prompt is None or not known_prompt(definition.prompt.name, prompt):
             faults.append(("promptVersion", "names no prompt of this job type"))
-    output = overrides.output_schema_version or definition.output.schema_version
-    if output != definition.output.schema_version:
+    output = definition.output.schema_version
+    if overrides.output_schema_version not in (None, output):
         faults.append(("outputSchemaVersion", f"is {definition.output.schema_version}"))
     if faults:
         raise InputInvalid(faults)
