@@ -33,6 +33,7 @@ def _vary(response: Response) -> Response:
 def init_app(app: Flask) -> None:
     """Register the pages, and what their templates know."""
     from aijobs.web.console import (  # noqa: F401 - each registers its views
+        audit,
         confirmations,
         jobs,
         outbox,

@@ -16,6 +16,7 @@ from htmx_flask import HtmxAwareRequest
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 
+from aijobs.web import rights
 from aijobs.web.auth import current_operator
 from aijobs.web.context import language, services
 
@@ -31,6 +32,7 @@ PAGES = frozenset(
         "console.requeue",
         "console.queues",
         "console.workers",
+        "console.audit",
     }
 )
 """The endpoints that show a whole page, which a sign-in or a change of language may lead back to."""
@@ -100,11 +102,14 @@ def navigation() -> list[NavigationEntry]:
         ("queues", "console.queues", "q", gettext("Queues")),
         ("workers", "console.workers", "w", gettext("Workers")),
         ("outbox", "console.outbox", "o", gettext("Outbox")),
+        ("audit", "console.audit", "a", gettext("Audit log")),
     )
+    operator = current_operator()
     here = request.path
     return [
         NavigationEntry(name, endpoint, key, label, here.startswith(url_for(endpoint)))
         for name, endpoint, key, label in entries
+        if operator is not None and operator.may(rights.AUDIT if name == "audit" else rights.VIEW)
     ]
 
 

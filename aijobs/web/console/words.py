@@ -48,6 +48,13 @@ WORDS: Mapping[str, Any] = {
     "user": _l("User"),
     "admin": _l("Operator"),
     "system": _l("System"),
+    # the audit log
+    "job.retry": _l("Job retried"),
+    "job.cancel": _l("Job cancel requested"),
+    "job.reveal": _l("Content revealed"),
+    "outbox.requeue": _l("Event sent again"),
+    "login": _l("Signed in"),
+    "login_failed": _l("Wrong password"),
     # roles and environments
     "VIEWER": _l("Viewer"),
     "OPERATOR": _l("Operator"),

@@ -12,7 +12,7 @@ from aijobs.clock import utc_now
 from aijobs.jobs.models import AiJobArtifact, AiJobEvent, AiJobSnapshot
 from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.presence import Presence
-from aijobs.web.models import Operator
+from aijobs.web.models import AuditLog, Operator
 from tests.web.console.stage import Stage, parse
 
 # Short enough for columns of 64 characters; each breaks out of another place.
@@ -30,6 +30,8 @@ def test_hostile_text_in_every_field_stays_text_on_every_page(stage: Stage, payl
     jobs = _poison(stage, payload)
     console = stage.client("SUPER_ADMIN")
     addresses = ["/console/jobs", "/console/outbox", "/console/queues", "/console/workers", "/console/outbox/changes"]
+    _poison_audit(stage, payload)
+    addresses.append("/console/audit")
     for job_id in jobs:
         addresses += [f"/console/jobs/{job_id}{end}" for end in ("", "/changes", "/retry", "/cancel")]
     addresses.append("/console/jobs/changes?ids=" + ",".join(jobs))
@@ -131,5 +133,23 @@ def _poison_children(stage: Stage, job_id: str, payload: str) -> None:
                 error_code=payload[:64],
                 estimated=True,
                 started_at=utc_now(),
+            )
+        )
+
+
+def _poison_audit(stage: Stage, payload: str) -> None:
+    with stage.services.database.transaction() as session:
+        session.add(
+            AuditLog(
+                actor=payload,
+                action=payload,
+                target_type="job",
+                target_id=payload,
+                reason=payload,
+                before={payload: payload},
+                after={"x": [payload]},
+                remote_addr=payload,
+                user_agent=payload,
+                at=utc_now(),
             )
         )

@@ -171,3 +171,19 @@ def test_pages_ask_the_database_little(stage: Stage) -> None:
         assert len(reads) <= 8, (address, reads)
         for column in ("validated_output", "internal_error_message", "content "):
             assert not any(column in text for text in reads), address
+
+
+def test_audit_log_is_for_super_admins_and_tells_what_was_done(stage: Stage) -> None:
+    failed = stage.failed()
+    operator = stage.client("OPERATOR")
+    assert operator.get("/console/audit").status_code == 403
+    assert not operator.soup("/console/jobs").find("a", href="/console/audit")
+    address = f"/console/jobs/{failed}/retry"
+    operator.post(address, {**operator.fields(address, address), "reason": "the provider is back"})
+    admin = stage.client("SUPER_ADMIN")
+    assert admin.soup("/console/jobs").find("a", href="/console/audit")
+    row = admin.soup(f"/console/audit?target={failed}").find("tr", attrs={"data-row": True}).get_text()
+    for told in ("Job retried", "operator:operator", "the provider is back", "lifecycleStatus", "created"):
+        assert told in row
+    assert admin.get("/console/audit?cursor=made-up").status_code == 422
+    assert "Nobody" in admin.soup("/console/audit?target=nothing").find("main").get_text()
