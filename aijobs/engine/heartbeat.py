@@ -166,8 +166,7 @@ class Watcher:
         try:
             self._lifecycle.extend_lock(run.claim)
         except LifecycleError:
-            self._lose(run)
-            return
+            return  # Lost, or ended this very moment: the same look compares holders next, and tells which.
         self._beaten[token] = now
 
     def _lose(self, run: Run) -> None:

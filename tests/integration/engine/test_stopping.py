@@ -418,3 +418,19 @@ def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
     poll(lambda: not stage.engine.active(), what="the code returned")
     (call,) = stage.usage(job_id)
     assert (call["state"], call["error_code"]) == ("failed", RELEASED)
+
+
+def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
+    stage: Stage, log_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.engine.close()
+    monkeypatch.setattr(stage.watcher, "_heartbeat_s", 0.0)
+
+    def look(_event: Any) -> None:
+        watcher = threading.Thread(target=stage.watcher.look)
+        watcher.start()
+        watcher.join(10)
+
+    stage.kit.services.bus.subscribe("ai.job.completed", look)
+    assert stage.run(stage.kit.new_job().id) == "succeeded"
+    assert [line for line in log_lines() if line["event"] in ("job.lock_lost", "watcher.database.away")] == []

@@ -1,0 +1,227 @@
+"""PROJECT: business rows, artifacts, success and end event together, or none of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from aijobs.db import CommitUnknown
+from aijobs.definitions.projector import Artifact, ProjectionResult
+from aijobs.jobs.models import AiJobArtifact
+from aijobs.learning.flashcards import FlashcardProjector
+from aijobs.learning.models import Flashcard
+from tests.integration.engine.stage import CARDS, Stage, failing_statement
+from tests.support.jobs import BEGIN
+
+
+def saved_job(stage: Stage, projector: Any = None) -> str:
+    """A job whose output is saved, and whose next attempt begins at PROJECT."""
+    job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
+    claim = stage.kit.lock(job_id)
+    output = {
+        "cards": [
+            {**card, "evidence": [{**e, "start": 0, "end": 1} for e in card["evidence"]]} for card in CARDS["cards"]
+        ],
+        "dropped": [],
+    }
+    stage.kit.lifecycle.save_output(claim, output)
+    stage.kit.lifecycle.release(claim)
+    return job_id
+
+
+def card_row(job_id: str, ordinal: int, text: str = "a card") -> Flashcard:
+    return Flashcard(
+        user_id="u1",
+        job_id=job_id,
+        ordinal=ordinal,
+        card_type="basic",
+        front=text,
+        back="b",
+        tags=[],
+        difficulty="easy",
+        evidence=[],
+        lang="en",
+        source_id="note-1",
+        source_title="t",
+        created_at=BEGIN,
+    )
+
+
+class Writing:
+    """A projector that writes cards as a test says, and names them as artifacts."""
+
+    key = "writing"
+
+    def __init__(self, project: Any) -> None:
+        self._project = project
+
+    def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
+        result = self._project(session, job)
+        return ProjectionResult(result if result is not None else [])
+
+
+def _nothing_is_left(stage: Stage, job_id: str) -> None:
+    assert stage.kit.rows("flashcards") == []
+    assert stage.kit.rows("ai_job_artifacts") == []
+    assert [event.event_type for event in stage.kit.events(job_id)] != ["ai.job.completed"]
+    assert stage.kit.job(job_id).artifact_count == 0
+    assert stage.kit.job(job_id).lifecycle_status != "succeeded"
+
+
+def test_cards_become_rows_in_the_jobs_own_order(stage: Stage) -> None:
+    job_id = stage.new_cards(stage.asking(CARDS))
+    assert stage.run(job_id) == "succeeded"
+    cards = sorted(stage.kit.rows("flashcards", job_id=job_id), key=lambda card: card["ordinal"])
+    output = stage.kit.row(job_id)["validated_output"]
+    assert [card["card_type"] for card in cards] == [card["card_type"] for card in output["cards"]]
+    artifacts = sorted(stage.kit.rows("ai_job_artifacts", job_id=job_id), key=lambda a: a["ordinal"])
+    assert [(a["artifact_type"], a["artifact_id"]) for a in artifacts] == [("Flashcard", c["id"]) for c in cards]
+    assert stage.kit.job(job_id).artifact_count == 2
+
+
+def test_cards_projected_twice_are_the_same_cards(stage: Stage) -> None:
+    job_id = stage.new_cards(stage.asking(CARDS))
+    stage.run(job_id)
+    before = stage.kit.rows("flashcards")
+    projector = FlashcardProjector(stage.kit.clock)
+    output = stage.kit.row(job_id)["validated_output"]
+    job = stage.kit.job(job_id)
+    again = stage.kit.database.write(lambda s: projector.project(s, job, output))
+    recorded = stage.kit.rows("ai_job_artifacts", job_id=job_id)
+    assert {(a.artifact_type, a.artifact_id, a.ordinal) for a in again.artifacts} == {
+        (a["artifact_type"], a["artifact_id"], a["ordinal"]) for a in recorded
+    }
+    assert stage.kit.rows("flashcards") == before
+
+
+def test_two_jobs_with_equal_answers_have_their_own_cards(stage: Stage) -> None:
+    job_type = stage.asking(CARDS)
+    first, second = stage.new_cards(job_type), stage.new_cards(job_type)
+    assert [stage.run(first), stage.run(second)] == ["succeeded", "succeeded"]
+    assert len(stage.kit.rows("flashcards", job_id=first)) == 2
+    assert len(stage.kit.rows("flashcards", job_id=second)) == 2
+
+
+def test_an_error_at_any_statement_leaves_nothing_of_the_projection(stage: Stage) -> None:
+    stage.engine.close()
+    with failing_statement(stage.kit, 0, RuntimeError) as seen:
+        assert stage.run(saved_job(stage)) == "succeeded"
+    whole = len(seen)
+    assert whole > 5
+    for number in range(1, whole + 1):
+        # Everything before this job is undone by looking at this job's rows alone.
+        job_id = saved_job(stage)
+        run = stage.engine._prepare.take(stage.message(job_id))
+        assert run is not None
+        with failing_statement(stage.kit, number, lambda: RuntimeError("injected")) as seen, suppress(Exception):
+            stage.engine._project.project(run)
+        if len(seen) < number:
+            break
+        assert stage.kit.rows("flashcards", job_id=job_id) == []
+        assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
+        assert stage.kit.events(job_id, "ai.job.completed") == []
+        job = stage.kit.job(job_id)
+        assert (job.lifecycle_status, job.artifact_count) == ("running", 0)
+        assert stage.kit.types(job_id)[-1] == "locked"
+    else:
+        raise AssertionError("no projection came through")
+    assert number > 5, "every statement of the projection was refused once"
+    assert stage.kit.job(job_id).lifecycle_status == "succeeded"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_projector_that_raises_leaves_nothing_and_ends_after_one_repeat(stage: Stage, where: str) -> None:
+    def project(session: Session, job: Any) -> None:
+        if where == "after":
+            session.add(card_row(job.id, 0))
+            session.flush()
+        raise ValueError("cannot project")
+
+    job_id = saved_job(stage, Writing(project))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_PROJECTION")
+    assert stage.kit.types(job_id).count("locked") == 1 + 2
+    _nothing_is_left(stage, job_id)
+
+
+def test_a_value_that_its_column_refuses_fails_after_one_repeat(stage: Stage) -> None:
+    def project(session: Session, job: Any) -> None:
+        card = card_row(job.id, 0)
+        card.source_title = None  # type: ignore[assignment]
+        session.add(card)
+
+    job_id = saved_job(stage, Writing(project))
+    job = stage.run_to_end(job_id)
+    assert (job.error_code, job.retry_count) == ("INTERNAL_PROJECTION", 1)
+    _nothing_is_left(stage, job_id)
+
+
+def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage, log_lines: Any) -> None:
+    def project(session: Session, job: Any) -> list[Artifact]:
+        session.add(card_row(job.id, 0, "written again"))
+        session.flush()
+        raise AssertionError("unreachable")
+
+    job_id = saved_job(stage, Writing(project))
+    with stage.kit.database.transaction() as session:
+        session.add(card_row(job_id, 0))
+        session.add(AiJobArtifact(job_id=job_id, artifact_type="Flashcard", artifact_id="card-1", ordinal=0))
+    assert stage.run(job_id) == "succeeded"
+    assert stage.kit.job(job_id).artifact_count == 1
+    assert [row["artifact_id"] for row in stage.kit.rows("ai_job_artifacts")] == ["card-1"]
+    assert [card["front"] for card in stage.kit.rows("flashcards")] == ["a card"]
+    assert [line["jobId"] for line in log_lines() if "{{##duplicate}}" in line["event"]] == [job_id]
+
+
+def test_a_conflict_of_the_artifact_itself_is_a_success_too(stage: Stage) -> None:
+    job_id = saved_job(stage, Writing(lambda session, job: [Artifact("Thing", "t1", 0), Artifact("Thing", "t2", 1)]))
+    with stage.kit.database.transaction() as session:
+        session.add(AiJobArtifact(job_id=job_id, artifact_type="Thing", artifact_id="t1", ordinal=0))
+    assert stage.run(job_id) == "succeeded"
+    assert stage.kit.job(job_id).artifact_count == len(stage.kit.rows("ai_job_artifacts", job_id=job_id)) == 1
+
+
+def test_a_conflict_with_no_artifact_of_this_job_is_a_failure(stage: Stage) -> None:
+    def project(session: Session, job: Any) -> list[Artifact]:
+        session.add(card_row("another-job", 0))
+        session.flush()
+        return []
+
+    with stage.kit.database.transaction() as session:
+        session.add(card_row("another-job", 0))
+    job_id = saved_job(stage, Writing(project))
+    job = stage.run_to_end(job_id)
+    assert (job.error_code, job.retry_count) == ("INTERNAL_PROJECTION", 1)
+    assert len(stage.kit.rows("flashcards")) == 1
+
+
+def test_a_projector_that_names_one_artifact_twice_does_not_succeed(stage: Stage) -> None:
+    job_id = saved_job(stage, Writing(lambda session, job: [Artifact("Thing", "t1", 0), Artifact("Thing", "t1", 1)]))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_PROJECTION")
+    _nothing_is_left(stage, job_id)
+
+
+def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = saved_job(stage)
+    once, lost = stage.kit.database._once, []
+
+    def lossy(work: Any) -> Any:
+        result = once(work)
+        if not lost and stage.kit.job(job_id).lifecycle_status == "succeeded":
+            lost.append(1)
+            raise CommitUnknown(OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True))
+        return result
+
+    monkeypatch.setattr(stage.kit.database, "_once", lossy)
+    assert stage.run(job_id) == "succeeded"
+    assert lost == [1]
+    assert stage.kit.types(job_id)[-2:] == ["locked", "succeeded"]
+    assert len(stage.kit.rows("flashcards", job_id=job_id)) == 2
+    assert len(stage.kit.events(job_id, "ai.job.completed")) == 1
