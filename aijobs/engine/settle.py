@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from aijobs.ai.usage import UsageLog
+from aijobs.ai.usage import UsageLog, mark_lost
 from aijobs.db import Clock, Database, read_clock
 from aijobs.engine.failure import internal_text
 from aijobs.engine.retry import count_retries, wait_before_retry
@@ -31,8 +31,9 @@ class Settle:
     def settle(self, run: Run, error: JobError, cause: BaseException) -> AiJob:
         """Record `error` under the claim, in one transaction with the usage row it closes.
 
-        Where writing that down fails, the change is tried once more, alone; what fails then is left to the reaper.
-        Raises `LifecycleError` where the claim is gone; the usage row is closed all the same.
+        Where writing that down fails, the same change is tried once more without what the call came to: its row is
+        given up as lost, then closed if it can be. What fails then is left to the reaper. Raises `LifecycleError`
+        where the claim is gone; the usage row is closed all the same.
         """
         call, text = _closed(run, error.code), internal_text(cause)
         try:
@@ -42,7 +43,22 @@ class Settle:
             raise
         except Exception as second:
             logger.error("job.settle_failed", error=type(second).__name__, **run.fields(error_code=error.code))
-            return self._lifecycle.mark_failed(run.claim, JobErrorInfo.of(error.code, text))
+            return self._settle_alone(run, error, text)
+
+    def _settle_alone(self, run: Run, error: JobError, text: str) -> AiJob:
+        """The job's change, which must not hang on what can't be written about its call."""
+
+        def record(session: Session) -> AiJob:
+            job = self._record(session, run, error, text, None)
+            mark_lost(session, self._clock, run.claim.job_id, run.claim.attempt_no)
+            return job
+
+        job = self._database.write(record, settle=freed(run.claim))
+        try:
+            self.close_call(run, error.code)
+        except Exception as third:
+            logger.error("usage.close_failed", error=type(third).__name__, **run.fields(job, error.code))
+        return job
 
     def cancel(self, run: Run) -> AiJob:
         """End the job `cancelled` under the claim, and close the usage row of its call."""

@@ -1,0 +1,87 @@
+"""An attempt's error that can't be written down at the first try: the database was away just then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from aijobs.ai.usage import UsageLog
+from aijobs.errors import JobError
+from aijobs.jobs.lifecycle import LifecycleRepository
+from tests.integration.engine.stage import CARDS, Stage
+
+
+def away() -> OperationalError:
+    """What SQLAlchemy raises for a database that is away, once it has given up repeating."""
+    return OperationalError("UPDATE", {}, ConnectionRefusedError("refused"))
+
+
+@contextmanager
+def failing_once(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Have a method raise at its first call."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls: list[str] = []
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        if len(calls) == 1:
+            raise away()
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, method)
+        yield calls
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(LifecycleRepository, "release_for_retry"), (UsageLog, "close")], ids=["job", "usage row"]
+)
+def test_an_error_that_is_worth_a_retry_is_retried_though_writing_it_down_failed_at_first(
+    stage: Stage, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = stage.new_cards(stage.asking(JobError("PROVIDER_UNAVAILABLE", "503"), CARDS))
+
+    with failing_once(owner, name, monkeypatch):
+        stage.run(job_id)
+
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.retry_count, job.error_code) == ("running", 1, None)
+    (first,) = stage.usage(job_id)
+    assert (first["state"], first["error_code"]) == ("failed", "PROVIDER_UNAVAILABLE")
+    assert stage.run_to_end(job_id).lifecycle_status == "succeeded"
+
+
+def test_a_usage_row_that_cannot_be_written_keeps_no_job_open_and_is_given_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = stage.new_cards(stage.asking(JobError("CONTENT_SAFETY_BLOCKED", "no")))
+
+    def close(*_: Any) -> None:
+        raise away()
+
+    monkeypatch.setattr(UsageLog, "close", close)
+    stage.run(job_id)
+
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "CONTENT_SAFETY_BLOCKED")
+    (row,) = stage.usage(job_id)
+    assert (row["state"], row["billed"]) == ("lost", "unknown")
+
+
+def test_a_cancelled_attempt_ends_cancelled_though_writing_it_down_failed_at_first(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled_meanwhile(_request: Any, _token: Any) -> str:
+        stage.kit.jobs.cancel(job_id, "user:u1")
+        raise JobError("PROVIDER_UNAVAILABLE", "503")
+
+    job_id = stage.new_cards(stage.asking(cancelled_meanwhile))
+    with failing_once(UsageLog, "close", monkeypatch):
+        stage.run(job_id)
+
+    assert stage.kit.job(job_id).lifecycle_status == "cancelled"
+    assert [row["state"] for row in stage.usage(job_id)] == ["failed"]
