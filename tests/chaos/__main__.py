@@ -42,7 +42,7 @@ class Game:
     def __init__(self, stage: Stage, plan: Plan, kind: str) -> None:
         self.stage, self.plan, self.kind = stage, plan, kind
         self.driver = Driver(stage.env, stage.port)
-        self.faults = Faults(stage)
+        self.faults = Faults(stage, self.driver.is_at_work)
         self.broken: list[Broken] = []
         self.times: dict[str, float] = {}
 

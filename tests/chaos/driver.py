@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from aijobs.clock import utc_now
 from aijobs.db import Database
 from aijobs.errors import ApiError
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.status import RUNNING
 from aijobs.settings import Settings
 from aijobs.web.cli.operators import add_operator, add_operator_token
 from aijobs.web.cli.tokens import issue_user_token
@@ -111,6 +114,15 @@ class Driver:
         with self.database.transaction() as session:
             operator = add_operator(session, "chaos", "correct horse battery", "OPERATOR")
             return add_operator_token(session, operator, "chaos", utc_now() + timedelta(days=1))
+
+    def is_at_work(self, pid: int) -> bool:
+        """Whether a process of this machine holds a job; False where the database doesn't say."""
+        held = select(AiJob.id).where(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.contains(f"~{pid}~"))
+        try:
+            with self.database.read() as session:
+                return session.execute(held.limit(1)).first() is not None
+        except (DBAPIError, PoolTimeout):
+            return False
 
     # --- actions -----------------------------------------------------------------------------------------------
 

@@ -15,12 +15,13 @@ import redis
 
 from tests.chaos import crashes
 from tests.chaos.ledger import append
-from tests.chaos.plan import QUEUE_KEYS, Fault
+from tests.chaos.plan import QUEUE_KEYS, WORKERS, Fault
 from tests.support.servers import Server
 
 if TYPE_CHECKING:
     from tests.chaos.stage import Stage
 
+WORK_WITHIN_S = 2.0
 DROP_SHARE = 0.3
 DROP_MARK = "drop"
 """While a file of this name is in the crash folder, workers lose messages that they popped."""
@@ -31,8 +32,9 @@ DROPPED = "dropped"
 class Faults:
     """Breaks things on a stage. `perform` may be called from many threads."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, stage: Stage, is_at_work: Callable[[int], bool]) -> None:
+        """`is_at_work(pid)` says whether a process holds a job: who is hurt while idle shows little."""
+        self._stage, self._is_at_work = stage, is_at_work
         self.done: Counter[str] = Counter()
         """How often each kind was performed; a process that was just restarting can't be hurt, and isn't counted."""
         self._one_at_a_time = {"broker": threading.Lock(), "database": threading.Lock()}
@@ -82,10 +84,20 @@ class Faults:
             time.sleep(fault.lasts)
             self._start(server)
             return True
-        return self._stage.signal(fault.target, signal.SIGKILL)
+        return self._hurt(fault.target, signal.SIGKILL)
 
     def _terminate(self, fault: Fault) -> bool:
-        return self._stage.signal(fault.target, signal.SIGTERM)
+        return self._hurt(fault.target, signal.SIGTERM)
+
+    def _hurt(self, name: str, number: int) -> bool:
+        """Send a process a signal; a worker at once when it holds a job, and after a while whether or not."""
+        ends = time.monotonic() + WORK_WITHIN_S
+        while name in WORKERS and time.monotonic() < ends:
+            pid = self._stage.pid_of(name)
+            if pid is None or self._is_at_work(pid):
+                break
+            time.sleep(0.02)
+        return self._stage.signal(name, number)
 
     def _freeze(self, fault: Fault) -> bool:
         if fault.target == "broker":
@@ -97,7 +109,7 @@ class Faults:
             if server.is_running:
                 server.thaw()
             return True
-        if not self._stage.signal(fault.target, signal.SIGSTOP):
+        if not self._hurt(fault.target, signal.SIGSTOP):
             return False
         time.sleep(fault.lasts)
         self._stage.signal(fault.target, signal.SIGCONT)

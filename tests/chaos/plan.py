@@ -14,7 +14,7 @@ from typing import Any
 from aijobs.queues.broker import queue_key
 from tests.chaos.crashes import POINTS
 
-ACTIONS_PER_S = 7.0
+ACTIONS_PER_S = 6.0
 FAULT_GAP_S = (0.5, 1.5)
 USERS = tuple(f"learner-{n}" for n in range(12))
 
@@ -51,7 +51,7 @@ COMMON_SCRIPTS = (
     (4, _sleeps("quick", 20)),
     (5, _sleeps("steady", 250)),
     (2, _sleeps("slow", 900)),
-    (2, _sleeps("longer than a lease", 3200)),
+    (3, _sleeps("longer than a lease", 3200)),
     (2, Script("busy once", (BUSY, {"sleep_ms": 30}))),
     (1, Script("always busy", (BUSY,), "PROVIDER_UNAVAILABLE")),
     (1, Script("blocked", ({"raise": "CONTENT_SAFETY_BLOCKED"},), "CONTENT_SAFETY_BLOCKED")),
@@ -214,6 +214,8 @@ def _faults(rng: random.Random, seconds: float, database_kind: str) -> Iterator[
             if at > seconds:
                 return
             kind, target, lasts, count = card
+            if at + lasts > seconds:
+                continue  # It is over when the run is.
             yield Fault(at, kind, target, lasts, count, rng.randrange(1_000_000))
 
 

@@ -212,6 +212,12 @@ class Stage:
             program.send_signal(number)
             return True
 
+    def pid_of(self, name: str) -> int | None:
+        """The pid of the process that has this name now, if one runs."""
+        with self._guard:
+            program = self.roles[name].program
+            return program.pid if program is not None and program.is_running else None
+
     # --- state -------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
