@@ -21,8 +21,17 @@ job_id() { sed -n 's/.*"jobId": *"\([^"]*\)".*/\1/p'; }
 # A job that does what it is told: one JSON object an attempt. Prints its id.
 synthetic() { "$(dirname "$AIJOBS")/python" docs/synthetic_job.py "$@"; }
 
-# The number of the process that holds a job.
-holder() { $AIJOBS job "$1" --json | sed -n 's/.*"lockedBy": *"[^~]*~[^~]*~[^~]*~\([0-9]*\)~.*/\1/p'; }
+# Waits until a job is final, and shows it.
+wait_for() {
+    until ask "$U/api/ai/jobs/$1" | grep -q finishedAt; do sleep 0.5; done
+    ask "$U/api/ai/jobs/$1"
+}
+
+# Waits until a worker holds a job, and prints the number of its process.
+holder() {
+    until $AIJOBS job "$1" --json | grep -q lockedBy; do sleep 0.5; done
+    $AIJOBS job "$1" --json | sed -n 's/.*"lockedBy": *"[^~]*~[^~]*~[^~]*~\([0-9]*\)~.*/\1/p'
+}
 
 # The number of the embedded broker's process.
 broker() { sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' "$INSTANCE/broker.json"; }
