@@ -51,7 +51,12 @@ def init_app(app: Flask) -> None:
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = timedelta(days=365)
     app.context_processor(pages.context)
     app.jinja_env.filters.update(
-        ago=times.ago, exact=times.exact, iso=iso, duration=times.duration, milliseconds=times.milliseconds
+        ago=times.ago,
+        exact=times.exact,
+        iso=iso,
+        instant=times.instant,
+        duration=times.duration,
+        milliseconds=times.milliseconds,
     )
     app.jinja_env.globals.update(
         asset=pages.asset,

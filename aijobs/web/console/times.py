@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from babel.dates import format_timedelta
 from flask_babel import get_locale, gettext
 
-from aijobs.clock import utc_now
+from aijobs.clock import parse_iso, utc_now
 
 _UNITS = (31_536_000, 2_592_000, 86_400, 3600, 60, 1)
 
@@ -21,6 +21,16 @@ def ago(at: datetime, now: datetime | None = None) -> str:
     whole = int(abs(seconds) // size) * size
     rounded = timedelta(seconds=whole if seconds > 0 else -whole)
     return format_timedelta(rounded, threshold=1, add_direction=True, format="narrow", locale=get_locale())
+
+
+def instant(told: str | datetime | None) -> datetime | None:
+    """What a heartbeat calls a time, as a time; None for nothing, and for what is none."""
+    if not isinstance(told, str):
+        return told
+    try:
+        return parse_iso(told)
+    except (ValueError, OverflowError):
+        return None
 
 
 def exact(at: datetime) -> str:
