@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -140,22 +140,24 @@ class OutboxRepository:
         return list(found.scalars())
 
     def claim(self, session: Session, event_ids: Collection[str], holder: str) -> list[OutboxEvent]:
-        """Take those of the events that are still pending, under a `holder` that is used for this claim alone.
+        """Take those of the events that are still pending and due, under a `holder` that is used for this claim alone.
 
         A claim counts as an attempt, so that an event that kills its dispatcher doesn't do so for ever.
         """
+        # Due still: another dispatcher may have failed at it meanwhile, and put it back for later.
+        due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= self._clock.now())
         # Locked first, passing over what another dispatcher is just claiming: no waiting, no deadlock. SQLite has
         # one writer and ignores it.
         free = session.execute(
             select(OutboxEvent.id)
-            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PENDING)
+            .where(OutboxEvent.id.in_(event_ids), *due)
             .order_by(OutboxEvent.id)
             .with_for_update(skip_locked=True)
         ).scalars()
         change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id.in_(list(free)), OutboxEvent.status == PENDING)
+            .where(OutboxEvent.id.in_(list(free)), *due)
             .values(
                 status=PROCESSING,
                 locked_by=holder,
@@ -180,18 +182,18 @@ class OutboxRepository:
         ids = {event.aggregate_id for event in events}
         return {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
 
-    def find_expired_claims(self, session: Session, ttl: timedelta, limit: int, after: str = "") -> list[OutboxEvent]:
-        """Claims older than `ttl`, in order of id, from behind `after`."""
-        found = session.execute(
-            select(OutboxEvent)
-            .where(
-                OutboxEvent.status == PROCESSING,
-                OutboxEvent.locked_at <= self._clock.now(-ttl),
-                OutboxEvent.id > after,
-            )
-            .order_by(OutboxEvent.id)
-            .limit(limit)
+    def find_expired_claims(
+        self, session: Session, ttl: timedelta, limit: int, after: tuple[datetime, str] | None = None
+    ) -> list[OutboxEvent]:
+        """Claims older than `ttl`, oldest first. `after` is (`locked_at`, id) of the last one of the page before."""
+        query = select(OutboxEvent).where(
+            OutboxEvent.status == PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
         )
+        if after is not None:
+            at, event_id = after
+            later = and_(OutboxEvent.locked_at == at, OutboxEvent.id > event_id)
+            query = query.where(or_(OutboxEvent.locked_at > at, later))
+        found = session.execute(query.order_by(OutboxEvent.locked_at, OutboxEvent.id).limit(limit))
         return list(found.scalars())
 
     # --- marking: each names the claim it belongs to, so that a late dispatcher changes nothing -----------------

@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from sqlalchemy.orm import Session
@@ -88,15 +89,16 @@ class OutboxDispatcher:
 
     def release_expired_claims(self) -> int:
         """Put claims whose dispatcher died back, or end those whose attempts are used up; how many."""
-        released, after = 0, ""
+        released = 0
+        after: tuple[datetime, str] | None = None
         while True:
             with self._database.read() as session:
                 expired = self._outbox.find_expired_claims(session, self._claim_ttl, self._batch, after)
-            if not expired:
+            if not expired or (last := expired[-1]).locked_at is None:
                 return released
-            after = expired[-1].id
+            after = (last.locked_at, last.id)
             for event in expired:
-                released += self._release(event)
+                released += self._alone(event, partial(self._release, event))
 
     # --- one batch ---------------------------------------------------------------------------------------------
 
@@ -136,7 +138,8 @@ class OutboxDispatcher:
         if sent:
             self._publish(sent, holder, sent=True)
         for event_id, error in failures.items():
-            self._fail(by_id[event_id], jobs[by_id[event_id].aggregate_id], holder, error)
+            event = by_id[event_id]
+            self._alone(event, partial(self._fail, event, jobs[event.aggregate_id], holder, error))
 
     def _publish(self, events: Sequence[OutboxEvent], holder: str, *, sent: bool) -> None:
         ids = [event.id for event in events]
@@ -152,15 +155,24 @@ class OutboxDispatcher:
         for event in events:
             logger.warning("outbox.unknown_event_type", eventType=event.event_type, **_fields(event))
 
-    def _fail(self, event: OutboxEvent, job: AiJob, holder: str, error: Exception) -> None:
+    def _alone(self, event: OutboxEvent, action: Callable[[], int]) -> int:
+        """Do something about one event; what goes wrong with it stops no other, and its claim runs out."""
+        try:
+            return action()
+        except Exception as error:
+            logger.error("outbox.event_failed", error=type(error).__name__, **_fields(event))
+            return 0
+
+    def _fail(self, event: OutboxEvent, job: AiJob, holder: str, error: Exception) -> int:
         reason = f"DISPATCH_FAILED: {type(error).__name__}"
         if event.attempt_count < MAX_ATTEMPTS:
-            self._database.write(lambda s: self._outbox.mark_failed(s, event, holder, reason))
+            changed = self._database.write(lambda s: self._outbox.mark_failed(s, event, holder, reason))
         else:
-            self._database.write(lambda s: self._bury(s, event, holder, reason))
+            changed = self._bury(event, holder, reason)
         logger.warning(
             "outbox.dispatch_failed", error=type(error).__name__, attempts=event.attempt_count, **_fields(event, job)
         )
+        return changed
 
     # --- claims that nobody came back for ------------------------------------------------------------------------
 
@@ -168,28 +180,42 @@ class OutboxDispatcher:
         holder = event.locked_by or ""
         if event.attempt_count < MAX_ATTEMPTS:
             return self._database.write(lambda s: self._outbox.give_back(s, [event.id], holder, counted=True))
-        return self._database.write(lambda s: self._bury(s, event, holder, "DISPATCH_FAILED: dispatcher lost"))
+        return self._bury(event, holder, "DISPATCH_FAILED: dispatcher lost")
 
-    def _bury(self, session: Session, event: OutboxEvent, holder: str, reason: str) -> int:
+    def _bury(self, event: OutboxEvent, holder: str, reason: str) -> int:
         """End an event, and in the same transaction the job that waits for it, so that no job is stranded.
 
-        A job that no longer waits for this event is left alone, and the event is published instead.
+        A job that no longer waits for this event is left alone, and the event is published instead. Where the claim
+        is over, another dispatcher has the event, and its job is left alone too.
         """
-        if event.event_type == ENQUEUE and not self._give_up_job(session, event):
-            return self._outbox.mark_published(session, [event.id], holder, sent=False, last_error=reason)
-        return self._outbox.mark_dead(session, event, holder, reason)
 
-    def _give_up_job(self, session: Session, event: OutboxEvent) -> bool:
+        def bury(session: Session) -> int:
+            if event.event_type == ENQUEUE and not self._give_up_job(session, event, reason):
+                return self._outbox.mark_published(session, [event.id], holder, sent=False, last_error=reason)
+            if not self._outbox.mark_dead(session, event, holder, reason):
+                raise _ClaimOver  # After the job, whose row is always locked first: the rollback revives it.
+            return 1
+
+        try:
+            return self._database.write(bury)
+        except _ClaimOver:
+            return 0
+
+    def _give_up_job(self, session: Session, event: OutboxEvent, reason: str) -> bool:
         """Fail the job that waits for this event; False where none does any more."""
         job = session.get(AiJob, event.aggregate_id)
         if job is None or enqueue_key(job, job.attempt_no + 1) != event.dedupe_key:
             return False
-        error = JobErrorInfo.of(NOT_DISPATCHED, event.last_error or "")
+        error = JobErrorInfo.of(NOT_DISPATCHED, reason)
         try:
             self._lifecycle.give_up(job.id, job.attempt_no + 1, error, session)
         except JobLockConflict:
             return False
         return True
+
+
+class _ClaimOver(Exception):
+    """The claim under which an event was to be ended is held no more."""
 
 
 class Backoff:
@@ -232,7 +258,8 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
             return
         try:
             failures = broker.send([message])
-        except BrokerUnavailable as error:
+        except Exception as error:
+            # Whatever it is: the job is committed, its creator has its answer, and the dispatcher sends it.
             silent_until = time.monotonic() + silence_s
             outage.failed(error)
             return

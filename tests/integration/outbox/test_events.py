@@ -1,0 +1,264 @@
+"""Outbox rows: written with what they speak of, found by state, claimed and marked by compare-and-set."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event as events
+from sqlalchemy import insert, text
+
+from aijobs.db import Database
+from aijobs.errors import ApiError
+from aijobs.ids import new_id
+from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.repository import OutboxRepository
+from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race
+
+
+def repository(kit: Kit) -> OutboxRepository:
+    return kit.services.outbox_events
+
+
+def find(kit: Kit, limit: int = 100, *, tried: bool = False) -> list[str]:
+    with kit.database.read() as session:
+        return repository(kit).find_dispatchable(session, limit, tried=tried)
+
+
+def claim(kit: Kit, ids: list[str], holder: str = "d1/a") -> list[OutboxEvent]:
+    return kit.database.write(lambda s: repository(kit).claim(s, ids, holder))
+
+
+def event(kit: Kit, event_id: str) -> OutboxEvent:
+    with kit.database.read() as session:
+        return session.get_one(OutboxEvent, event_id)
+
+
+def test_the_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
+    job = kit.new_job(user_id="secret-user", idempotency_key="k1", job_type=BACKGROUND_TYPE, priority=7)
+    (row,) = kit.rows("outbox_events")
+    assert row["payload"] == {
+        "jobId": job.id,
+        "jobType": BACKGROUND_TYPE,
+        "queueName": "ai-background",
+        "priority": 7,
+    }
+    assert (row["event_type"], row["aggregate_type"], row["aggregate_id"]) == ("ai.job.enqueue", "AiJob", job.id)
+    assert row["dedupe_key"] == f"{BACKGROUND_TYPE}:secret-user:k=k1:1"
+    assert (row["status"], row["attempt_count"], row["redrives"]) == ("pending", 0, 0)
+    assert row["available_at"] == job.created_at + timedelta(seconds=1)
+    assert "secret-user" not in json.dumps(row["payload"])
+
+
+def test_an_event_that_is_there_already_is_a_success_and_the_transaction_goes_on(kit: Kit) -> None:
+    job = kit.new_job()
+    with kit.database.transaction() as session:
+        first = repository(kit).add_enqueue(session, job)
+        again = repository(kit).add_enqueue(session, job)
+        other = repository(kit).create_in_transaction(
+            session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
+        )
+        assert first.id == again.id
+        other_id = other.id
+    assert [e.id for e in kit.events(job.id)] == sorted([first.id, other_id])
+
+
+def test_two_writers_of_one_event_both_succeed(kit: Kit) -> None:
+    job = kit.new_job()
+
+    def write(n: int) -> str:
+        def work(session: Any) -> str:
+            found = repository(kit).create_in_transaction(
+                session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
+            )
+            session.flush()
+            return found.id
+
+        return kit.database.write(work)
+
+    ids = race(*[lambda n=n: write(n) for n in range(6)])
+    assert len(set(ids)) == 1, ids
+    assert len(kit.events(job.id, "x.y")) == 1
+
+
+def test_end_events_are_written_once_and_born_published(kit: Kit) -> None:
+    for state, kind in (("succeeded", "completed"), ("failed", "failed"), ("cancelled", "cancelled")):
+        job_id, _ = kit.job_in(state)
+        (end,) = kit.events(job_id, f"ai.job.{kind}")
+        assert (end.status, end.dedupe_key) == ("published", f"ai.job.{kind}:{job_id}")
+        assert end.published_at is not None
+
+
+def test_nothing_is_found_before_it_is_due(kit: Kit) -> None:
+    job = kit.new_job()
+    assert find(kit) == []
+    kit.advance(0.999)
+    assert find(kit) == []
+    kit.advance(0.001)
+    assert find(kit) == [e.id for e in kit.events(job.id)]
+
+
+def test_an_event_whose_transaction_commits_late_is_found_all_the_same(live_kit: Kit) -> None:
+    """Ids say nothing of the order of commits: a reader that remembered the last id would miss the first."""
+    if live_kit.database.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer: no second transaction can be open")
+    other = Database(live_kit.url)
+    outbox = OutboxRepository(live_kit.clock, KEYS)
+
+    def add(session: Any, name: str) -> str:
+        found = outbox.create_in_transaction(session, event_type="x.y", aggregate_id="j", dedupe_key=name, payload={})
+        session.flush()
+        return found.id
+
+    try:
+        with other.transaction() as session:
+            early = add(session, "early")
+            late = live_kit.database.write(lambda s: add(s, "late"))
+            assert early < late
+            assert find(live_kit) == [late]
+            claim(live_kit, [late])
+        assert find(live_kit) == [early]
+    finally:
+        other.dispose()
+
+
+def test_events_of_a_paused_queue_stay_where_they_are(kit: Kit) -> None:
+    held, free = kit.new_job(), kit.new_job(job_type=BACKGROUND_TYPE)
+    kit.pause("ai-interactive")
+    kit.advance(5)
+    assert find(kit) == [e.id for e in kit.events(free.id)]
+    assert kit.events(held.id)[0].status == "pending"
+
+
+def test_many_claimants_take_each_event_once(live_kit: Kit) -> None:
+    with live_kit.database.transaction() as session:
+        session.execute(insert(OutboxEvent), [_row(n) for n in range(200)])
+    ids = find(live_kit, 200)
+    taken = race(*[lambda n=n: [e.id for e in claim(live_kit, ids, f"d{n}/x")] for n in range(4)])
+    assert sorted(i for part in taken for i in part) == sorted(ids)
+    assert {row["attempt_count"] for row in live_kit.rows("outbox_events")} == {1}
+
+
+def test_a_mark_of_a_claim_that_is_over_changes_nothing(kit: Kit) -> None:
+    job = kit.new_job()
+    kit.advance(1)
+    (event_id,) = find(kit)
+    (stale,) = claim(kit, [event_id], "d1/a")
+    kit.database.write(lambda s: repository(kit).give_back(s, [event_id], "d1/a", counted=True))
+    claim(kit, [event_id], "d2/b")
+    kit.database.write(lambda s: repository(kit).mark_published(s, [event_id], "d2/b", sent=True))
+    before = kit.everything()
+    marks = [
+        lambda s: repository(kit).mark_published(s, [event_id], "d1/a", sent=True),
+        lambda s: repository(kit).mark_failed(s, stale, "d1/a", "DISPATCH_FAILED: X"),
+        lambda s: repository(kit).mark_dead(s, stale, "d1/a", "DISPATCH_FAILED: X"),
+        lambda s: repository(kit).give_back(s, [event_id], "d1/a", counted=False),
+    ]
+    assert [kit.database.write(mark) for mark in marks] == [0, 0, 0, 0]
+    assert kit.everything() == before
+    assert kit.events(job.id)[0].attempt_count == 2
+
+
+def test_what_a_dispatcher_looks_for_is_found_by_an_index(kit: Kit) -> None:
+    kind = kit.database.engine.dialect.name
+    with kit.database.transaction() as session:
+        for status in ("published", "dead"):
+            session.execute(insert(OutboxEvent), [_row(n, status=status, name=status) for n in range(5000)])
+        session.execute(insert(OutboxEvent), [_row(n) for n in range(5)])
+    with kit.database.engine.connect() as connection:
+        if kind != "sqlite":
+            connection.execute(text("ANALYZE TABLE outbox_events" if kind == "mysql" else "ANALYZE outbox_events"))
+        else:
+            connection.execute(text("ANALYZE"))
+        connection.commit()
+    kit.advance(60)
+    for ask in (
+        lambda s: repository(kit).find_dispatchable(s, 50, tried=False),
+        lambda s: repository(kit).find_expired_claims(s, timedelta(seconds=60), 50),
+    ):
+        plan = _plan(kit, ask)
+        assert "ix_outbox_events_" in plan, plan
+        assert "Seq Scan on outbox_events" not in plan
+
+
+def _plan(kit: Kit, ask: Any) -> str:
+    """How the database would run the statement that `ask(session)` runs."""
+    captured: list[tuple[str, Any]] = []
+
+    def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        captured.append((statement, parameters))
+
+    events.listen(kit.database.engine, "before_cursor_execute", note)
+    try:
+        with kit.database.read() as session:
+            ask(session)
+    finally:
+        events.remove(kit.database.engine, "before_cursor_execute", note)
+    statement, parameters = next(one for one in captured if "outbox_events" in one[0])
+    explain = "EXPLAIN QUERY PLAN" if kit.database.engine.dialect.name == "sqlite" else "EXPLAIN"
+    with kit.database.engine.connect() as connection:
+        return "\n".join(str(row) for row in connection.exec_driver_sql(f"{explain} {statement}", parameters))
+
+
+def _row(number: int, *, status: str = "pending", name: str = "p") -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "event_type": "ai.job.enqueue",
+        "aggregate_type": "AiJob",
+        "aggregate_id": f"job-{name}-{number}",
+        "dedupe_key": f"{name}:{number}",
+        "payload": {},
+        "queue_name": "ai-interactive",
+        "status": status,
+        "attempt_count": 0,
+        "available_at": BEGIN,
+        "message_version": 1,
+        "message_key_id": "k1",
+        "created_at": BEGIN,
+        "redrives": 0,
+    }
+
+
+# --- requeue -------------------------------------------------------------------------------------------------------
+
+
+def _end_event(kit: Kit, status: str) -> str:
+    job_id, _ = kit.job_in("failed")
+    (end,) = kit.events(job_id, "ai.job.failed")
+    with kit.database.transaction() as session:
+        stored = session.get_one(OutboxEvent, end.id)
+        stored.status, stored.attempt_count, stored.last_error = status, 3, "DISPATCH_FAILED: X"
+    return end.id
+
+
+def test_a_dead_end_event_is_sent_again_from_the_start(kit: Kit) -> None:
+    event_id = _end_event(kit, "dead")
+    answer = kit.services.outbox.requeue(event_id)
+    assert (answer.status, answer.attempt_count, answer.locked_by) == ("pending", 0, None)
+    assert event(kit, event_id).status == "pending"
+    assert find(kit) == [event_id]
+
+
+@pytest.mark.parametrize("status", ["pending", "processing", "published"])
+def test_an_event_that_is_not_dead_is_not_requeued(kit: Kit, status: str) -> None:
+    event_id = _end_event(kit, status)
+    with pytest.raises(ApiError) as refused:
+        kit.services.outbox.requeue(event_id)
+    assert (refused.value.code, refused.value.http_status) == ("JOB_NOT_RETRYABLE", 409)
+    assert event(kit, event_id).status == status
+
+
+def test_an_enqueue_event_is_not_requeued_because_its_job_has_ended(kit: Kit) -> None:
+    job = kit.new_job()
+    (enqueue,) = kit.events(job.id)
+    with pytest.raises(ApiError) as refused:
+        kit.services.outbox.requeue(enqueue.id)
+    assert (refused.value.code, refused.value.http_status) == ("JOB_NOT_RETRYABLE", 409)
+
+
+def test_no_event_is_no_event(kit: Kit) -> None:
+    with pytest.raises(ApiError) as refused:
+        kit.services.outbox.requeue("nope")
+    assert refused.value.code == "NOT_FOUND"

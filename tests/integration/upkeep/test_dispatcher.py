@@ -1,0 +1,512 @@
+"""The dispatcher: each event goes out once, one that can't go ends its job, and a broker that is away harms none."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event as sql_events
+from sqlalchemy import insert
+from sqlalchemy.exc import OperationalError
+
+from aijobs import logs
+from aijobs.errors import BrokerUnavailable
+from aijobs.ids import new_id
+from aijobs.jobs.models import AiJob
+from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.repository import outgoing
+from aijobs.queues.message import OutgoingMessage
+from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
+from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+from tests.support.rows import build_job
+
+
+class Refusing:
+    """A broker that refuses the messages of some jobs, one by one, and counts what it is asked to send."""
+
+    def __init__(self, *job_ids: str, error: Exception | None = None) -> None:
+        self.refused, self.error = set(job_ids), error or ValueError("secret words of a driver")
+        self.sent: list[str] = []
+        self.batches: list[list[str]] = []
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+        self.batches.append([one.message.job_id for one in messages])
+        self.sent += [one.message.job_id for one in messages if one.message.job_id not in self.refused]
+        return {one.event_id: self.error for one in messages if one.message.job_id in self.refused}
+
+
+class Dying(Refusing):
+    """A broker that kills its dispatcher when it is given the message of one of these jobs."""
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+        if self.refused & {one.message.job_id for one in messages}:
+            raise KeyboardInterrupt
+        return super().send(messages)
+
+
+def dispatcher(kit: Kit, broker: Any = None, name: str = "d1", **options: Any) -> OutboxDispatcher:
+    services = kit.services
+    return OutboxDispatcher(
+        services.database, services.outbox_events, services.lifecycle, broker or kit.broker, name, **options
+    )
+
+
+def waiting_jobs(kit: Kit, count: int, **changes: Any) -> list[str]:
+    """Jobs whose creators could not hand their messages over."""
+    kit.broker.away = True
+    ids = [kit.new_job(**changes).id for _ in range(count)]
+    kit.broker.away = False
+    kit.advance(1)
+    return ids
+
+
+def the_event(kit: Kit, job_id: str) -> OutboxEvent:
+    (event,) = kit.events(job_id, "ai.job.enqueue")
+    return event
+
+
+# --- the way that it should go ---------------------------------------------------------------------------------------
+
+
+def test_due_events_are_sent_and_marked(kit: Kit) -> None:
+    ids = waiting_jobs(kit, 3)
+    assert dispatcher(kit).cycle() == 3
+    assert kit.broker.pending_count("ai-interactive") == 3
+    for job_id in ids:
+        event = the_event(kit, job_id)
+        assert (event.status, event.attempt_count, event.locked_by, event.last_error) == ("published", 1, None, None)
+        assert event.published_at == event.last_sent_at == kit.clock.at  # type: ignore[attr-defined]
+    assert dispatcher(kit).cycle() == 0
+
+
+def test_four_dispatchers_send_a_thousand_events_once_each(live_kit: Kit) -> None:
+    jobs = [build_job() for _ in range(1000)]
+    with live_kit.database.transaction() as session:
+        session.add_all(jobs)
+        session.flush()
+        session.execute(insert(OutboxEvent), [_enqueue(job) for job in jobs])
+    brokers = [Refusing() for _ in range(4)]
+    dispatchers = [dispatcher(live_kit, broker, f"d{n}") for n, broker in enumerate(brokers)]
+
+    def until_done(one: OutboxDispatcher) -> None:
+        while any(row["status"] != "published" for row in live_kit.rows("outbox_events")):
+            one.cycle()
+
+    assert race(*[lambda one=one: until_done(one) for one in dispatchers]) == [None] * 4
+    sent = [job_id for broker in brokers for job_id in broker.sent]
+    assert sorted(sent) == sorted(job.id for job in jobs)
+    assert {row["attempt_count"] for row in live_kit.rows("outbox_events")} == {1}
+
+
+def _enqueue(job: AiJob) -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "event_type": "ai.job.enqueue",
+        "aggregate_type": "AiJob",
+        "aggregate_id": job.id,
+        "dedupe_key": f"synthetic:u1:j={job.id}:1",
+        "payload": {"jobId": job.id, "jobType": "synthetic", "queueName": "ai-interactive", "priority": 50},
+        "queue_name": "ai-interactive",
+        "status": "pending",
+        "attempt_count": 0,
+        "available_at": job.created_at,
+        "message_version": 1,
+        "message_key_id": "k1",
+        "created_at": job.created_at,
+        "redrives": 0,
+    }
+
+
+def test_a_job_that_was_locked_without_its_dispatcher_needs_none(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(1)
+    assert dispatcher(kit).cycle() == 0
+    assert the_event(kit, claim.job_id).status == "published"
+
+
+def test_events_of_a_paused_queue_wait_and_the_others_go(kit: Kit) -> None:
+    held = waiting_jobs(kit, 2)
+    (free,) = waiting_jobs(kit, 1, job_type=BACKGROUND_TYPE)
+    kit.pause("ai-interactive")
+    assert dispatcher(kit).cycle() == 1
+    assert the_event(kit, free).status == "published"
+    assert {the_event(kit, job_id).status for job_id in held} == {"pending"}
+    assert {the_event(kit, job_id).attempt_count for job_id in held} == {0}
+
+
+def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> None:
+    with kit.database.transaction() as session:
+        kit.services.outbox_events.create_in_transaction(
+            session, event_type="x.y", aggregate_id="j1", dedupe_key="x.y:j1", payload={}
+        )
+    broker = Refusing()
+    assert dispatcher(kit, broker).cycle() == 1
+    (row,) = kit.rows("outbox_events")
+    assert (row["status"], row["last_error"], row["last_sent_at"]) == ("published", "UNKNOWN_EVENT_TYPE", None)
+    assert broker.batches == []
+    assert dispatcher(kit, broker).cycle() == 0
+
+
+def test_an_end_event_goes_nowhere_yet_and_is_published(kit: Kit) -> None:
+    job_id, _ = kit.job_in("failed")
+    with kit.database.transaction() as session:
+        stored = session.get_one(OutboxEvent, kit.events(job_id, "ai.job.failed")[0].id)
+        stored.status = "pending"
+    assert dispatcher(kit).cycle() == 1
+    assert kit.events(job_id, "ai.job.failed")[0].status == "published"
+
+
+# --- an event that can't go ------------------------------------------------------------------------------------------
+
+
+def test_one_refused_message_stops_no_other_of_its_batch(kit: Kit) -> None:
+    bad, *good = waiting_jobs(kit, 5)
+    broker = Refusing(bad)
+    assert dispatcher(kit, broker).cycle() == 5
+    assert sorted(broker.sent) == sorted(good)
+    assert {the_event(kit, job_id).status for job_id in good} == {"published"}
+    event = the_event(kit, bad)
+    assert (event.status, event.attempt_count, event.last_error) == ("pending", 1, "DISPATCH_FAILED: ValueError")
+    assert event.available_at == kit.clock.at + timedelta(seconds=10)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dispatchers", [1, 12])
+def test_the_third_failure_ends_event_and_job_together_after_ten_and_twenty_seconds(kit: Kit, dispatchers: int) -> None:
+    (bad,) = waiting_jobs(kit, 1)
+    broker = Refusing(bad)
+    all_of_them = [dispatcher(kit, broker, f"d{n}") for n in range(dispatchers)]
+    tried_at: list[int] = []
+    for second in range(40):
+        before = len(broker.batches)
+        for one in all_of_them:
+            one.cycle()
+        tried_at += [second] * (len(broker.batches) - before)
+        kit.advance(1)
+    assert tried_at == [0, 10, 30]
+    event, job = the_event(kit, bad), kit.job(bad)
+    assert (event.status, event.attempt_count, event.last_error) == ("dead", 3, "DISPATCH_FAILED: ValueError")
+    assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "INTERNAL_NOT_DISPATCHED", 1)
+    assert kit.types(bad) == ["created", "locked", "failed"]
+    assert len(kit.events(bad, "ai.job.failed")) == 1
+    assert kit.row(bad)["internal_error_message"] == "DISPATCH_FAILED: ValueError"
+
+
+def test_two_dispatchers_at_once_try_no_event_before_its_time(live_kit: Kit) -> None:
+    """The second found the event due, and claims it after the first has failed at it and put it back for later."""
+    kit = live_kit
+    (bad,) = _live_waiting(kit, 1)
+    broker = Refusing(bad)
+    outbox = kit.services.outbox_events
+    with kit.database.read() as session:
+        ids = outbox.find_dispatchable(session, 10, tried=False)
+    assert dispatcher(kit, broker).cycle() == 1
+    assert kit.database.write(lambda s: outbox.claim(s, ids, "d2/x")) == []
+
+
+def _live_waiting(kit: Kit, count: int) -> list[str]:
+    kit.broker.away = True
+    ids = [kit.new_job().id for _ in range(count)]
+    with kit.database.transaction() as session:
+        for event in session.query(OutboxEvent):
+            event.available_at = event.created_at
+    return ids
+
+
+def test_a_job_that_waits_for_this_event_no_more_is_left_alone(kit: Kit) -> None:
+    (job_id,) = waiting_jobs(kit, 1)
+    broker = Refusing(job_id)
+    for wait in (10, 20):
+        dispatcher(kit, broker).cycle()
+        kit.advance(wait)
+
+    class Overtaken(Refusing):
+        def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+            # Another way than this event: a worker takes the job between the claim and the failure. The lock marks
+            # its event published, so it is put back under the claim here to show that the job decides.
+            claim = kit.lock(job_id)
+            with kit.database.transaction() as session:
+                stored = session.get_one(OutboxEvent, messages[0].event_id)
+                stored.status, stored.locked_by = "processing", held[0].locked_by
+            assert claim.attempt_no == 1
+            return super().send(messages)
+
+    held: list[OutboxEvent] = []
+    one = dispatcher(kit, Overtaken(job_id))
+    claim = kit.services.outbox_events.claim
+    kit.services.outbox_events.claim = lambda *a: held.__iadd__(claim(*a))  # type: ignore[method-assign,assignment]
+    try:
+        one.cycle()
+    finally:
+        del kit.services.outbox_events.claim
+    event = the_event(kit, job_id)
+    assert (event.status, event.attempt_count) == ("published", 3)
+    assert kit.job(job_id).lifecycle_status == "running"
+
+
+def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_after_three(kit: Kit) -> None:
+    poison, *good = waiting_jobs(kit, 4)
+    broker = Dying(poison)
+    for _ in range(8):
+        with pytest.raises(KeyboardInterrupt) if _claimable(kit, poison) else nullcontext():
+            dispatcher(kit, broker, f"d{new_id()}").cycle()
+        kit.advance(61)
+        dispatcher(kit, Refusing()).release_expired_claims()
+    event = the_event(kit, poison)
+    assert (event.status, event.attempt_count) == ("dead", 3)
+    assert kit.job(poison).error_code == "INTERNAL_NOT_DISPATCHED"
+    assert {the_event(kit, job_id).status for job_id in good} == {"published"}
+    assert sorted(broker.sent) == sorted(good)
+    assert all(len(batch) == 1 for batch in broker.batches), "what has used up an attempt goes alone"
+    before = kit.everything()
+    kit.advance(600)
+    dispatcher(kit).release_expired_claims()
+    dispatcher(kit).cycle()
+    assert kit.everything() == before, "what is dead stays dead"
+
+
+def _claimable(kit: Kit, job_id: str) -> bool:
+    return the_event(kit, job_id).status == "pending"
+
+
+# --- claims of dispatchers that died ---------------------------------------------------------------------------------
+
+
+def test_claims_of_a_dead_dispatcher_are_released_after_a_minute_and_no_sooner(kit: Kit) -> None:
+    ids = waiting_jobs(kit, 200)
+    outbox = kit.services.outbox_events
+    with kit.database.read() as session:
+        found = outbox.find_dispatchable(session, 500, tried=False)
+    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
+    running = dispatcher(kit, name="another", batch=30)
+    kit.advance(59)
+    assert (running.release_expired_claims(), running.cycle()) == (0, 0)
+    kit.advance(1)
+    assert running.release_expired_claims() == 200
+    assert running.cycle() == 200
+    assert kit.broker.pending_count("ai-interactive") == 200
+    assert {the_event(kit, job_id).status for job_id in ids[:5]} == {"published"}
+
+
+def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> None:
+    """The pass read a claim that ran out; before it acts, the event is given back and claimed by another."""
+    (job_id,) = waiting_jobs(kit, 1)
+    outbox = kit.services.outbox_events
+    event_id = the_event(kit, job_id).id
+    for _ in range(3):
+        kit.database.write(lambda s: outbox.claim(s, [event_id], "d1/a"))
+        if the_event(kit, job_id).attempt_count < 3:
+            kit.database.write(lambda s: outbox.give_back(s, [event_id], "d1/a", counted=True))
+    kit.advance(61)
+    stale = the_event(kit, job_id)
+    kit.database.write(lambda s: outbox.give_back(s, [event_id], "d1/a", counted=False))
+    kit.database.write(lambda s: outbox.claim(s, [event_id], "d2/b"))
+    assert dispatcher(kit)._release(stale) == 0
+    assert kit.job(job_id).lifecycle_status == "queued"
+    assert (the_event(kit, job_id).status, the_event(kit, job_id).locked_by) == ("processing", "d2/b")
+
+
+# --- the broker is away ----------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_away_uses_up_nothing_however_long(kit: Kit) -> None:
+    ids = waiting_jobs(kit, 3)
+    kit.broker.away = True
+    for n in range(20):
+        assert dispatcher(kit, name=f"d{n}").cycle() == 0
+        kit.advance(60)
+        dispatcher(kit).release_expired_claims()
+    for job_id in ids:
+        event = the_event(kit, job_id)
+        assert (event.status, event.attempt_count, event.locked_by, event.last_error) == ("pending", 0, None, None)
+    kit.broker.away = False
+    assert dispatcher(kit).cycle() == 3
+    assert {kit.job(job_id).lifecycle_status for job_id in ids} == {"queued"}
+
+
+def test_an_event_that_failed_before_keeps_its_count_while_the_broker_is_away(kit: Kit) -> None:
+    (job_id,) = waiting_jobs(kit, 1)
+    dispatcher(kit, Refusing(job_id)).cycle()
+    kit.advance(10)
+    kit.broker.away = True
+    for n in range(5):
+        dispatcher(kit, name=f"d{n}").cycle()
+    assert the_event(kit, job_id).attempt_count == 1
+    kit.broker.away = False
+    assert dispatcher(kit).cycle() == 1
+
+
+def test_one_dispatcher_waits_longer_each_time_and_recovers_by_itself(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("aijobs.upkeep.dispatcher.time.monotonic", lambda: now[0])
+    waiting_jobs(kit, 1)
+    kit.broker.away = True
+    one, asked = dispatcher(kit), []
+    for _ in range(60):
+        before = kit.broker.sent
+        one.cycle()
+        asked += [now[0] - 100] * (kit.broker.sent - before)
+        now[0] += 1
+    assert asked == [0, 1, 3, 7, 15, 30, 45]
+    kit.broker.away = False
+    now[0] += 15
+    assert one.cycle() == 1
+
+
+def test_a_wait_starts_anew_after_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("aijobs.upkeep.dispatcher.time.monotonic", lambda: now[0])
+    backoff = Backoff()
+    assert backoff.is_over
+    backoff.lengthen()
+    backoff.lengthen()
+    now[0] = 1.9
+    assert not backoff.is_over
+    backoff.reset()
+    assert backoff.is_over
+    backoff.lengthen()
+    now[0] += 1
+    assert backoff.is_over
+
+
+# --- the database fails at one event ---------------------------------------------------------------------------------
+
+
+def _failing_for(kit: Kit, part: str) -> Any:
+    """The database refuses statements whose parameters hold `part`."""
+
+    @contextmanager
+    def failing() -> Any:
+        def refuse(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+            if statement.startswith("UPDATE") and part in str(parameters):
+                raise OperationalError(statement, {}, Exception("disk I/O error"))
+
+        sql_events.listen(kit.database.engine, "before_cursor_execute", refuse)
+        try:
+            yield
+        finally:
+            sql_events.remove(kit.database.engine, "before_cursor_execute", refuse)
+
+    return failing()
+
+
+def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
+    bad = waiting_jobs(kit, 3)
+    broker = Refusing(*bad)
+    one = dispatcher(kit, broker)
+    trouble = the_event(kit, bad[0]).id
+
+    def fails(session: Any, event: OutboxEvent, *rest: Any) -> int:
+        if event.id == trouble:
+            raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
+        return mark(session, event, *rest)
+
+    mark = kit.services.outbox_events.mark_failed
+    kit.services.outbox_events.mark_failed = fails  # type: ignore[method-assign]
+    try:
+        one.cycle()
+    finally:
+        del kit.services.outbox_events.mark_failed
+    assert [the_event(kit, job_id).status for job_id in bad] == ["processing", "pending", "pending"]
+    kit.advance(60)
+    assert one.release_expired_claims() == 1
+
+
+def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
+    ids = waiting_jobs(kit, 5)
+    outbox = kit.services.outbox_events
+    with kit.database.read() as session:
+        found = outbox.find_dispatchable(session, 500, tried=False)
+    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
+    kit.advance(61)
+    with _failing_for(kit, the_event(kit, ids[0]).id):
+        assert dispatcher(kit, batch=2).release_expired_claims() == 4
+    assert [the_event(kit, job_id).status for job_id in ids] == ["processing"] + ["pending"] * 4
+
+
+# --- the creator's own hand ------------------------------------------------------------------------------------------
+
+
+class Broken:
+    """A broker whose `send` raises this."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.asked = error, 0
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+        self.asked += 1
+        raise self.error
+
+
+def test_a_message_is_sent_after_the_commit_and_never_before(kit: Kit) -> None:
+    seen: list[int] = []
+    send = kit.broker.send
+    kit.broker.send = lambda messages: (seen.append(len(kit.rows("ai_jobs"))), send(messages))[1]
+    job = kit.new_job()
+    assert seen == [1], "another connection sees the job when its message leaves"
+    message = kit.broker.take("ai-interactive")
+    assert message is not None
+    assert message.job_id == job.id
+    assert the_event(kit, job.id).status == "pending", "who hands over claims and marks nothing"
+
+
+def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("between the inserts")
+
+    monkeypatch.setattr(kit.services.outbox_events, "add_enqueue", fails)
+    with pytest.raises(RuntimeError):
+        kit.new_job()
+    assert kit.broker.pending_count("ai-interactive") == 0
+    assert kit.counts().get("ai_jobs") is None
+
+
+def test_a_second_send_by_the_dispatcher_is_no_second_message(kit: Kit) -> None:
+    kit.new_job()
+    kit.advance(1)
+    assert dispatcher(kit).cycle() == 1
+    assert kit.broker.pending_count("ai-interactive") == 1
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), RuntimeError("a bug"), OSError()], ids=repr)
+def test_trouble_in_sending_reaches_no_creator_and_silences_it_for_five_seconds(
+    kit: Kit, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("aijobs.upkeep.dispatcher.time.monotonic", lambda: now[0])
+    broker = Broken(error)
+    send = hand_over(broker)  # type: ignore[arg-type]
+    message = _message(kit)
+    for second, asked in ((0, 1), (1, 1), (4.9, 1), (5.1, 2), (6, 2)):
+        now[0] = 100 + second
+        send(message)
+        assert broker.asked == asked
+
+
+def _message(kit: Kit) -> OutgoingMessage:
+    job = kit.new_job()
+    return outgoing(the_event(kit, job.id), job)
+
+
+def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("DEBUG", stream=stream)
+    try:
+        (bad,) = waiting_jobs(kit, 1)
+        dispatcher(kit, Refusing(bad)).cycle()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    (failed,) = [line for line in lines if line["event"] == "outbox.dispatch_failed"]
+    assert failed["level"] == "warning"
+    assert set(logs.JOB_KEYS) <= set(failed)
+    assert "secret words" not in stream.getvalue()
