@@ -237,15 +237,20 @@ class Database:
             try:
                 return self._once(work)
             except (DBAPIError, CommitUnknown) as error:
-                if attempt == _ATTEMPTS or not _worth_repeating(error):
-                    raise (error.cause if isinstance(error, CommitUnknown) else error) from error
+                lost = error if isinstance(error, CommitUnknown) else None
+                if not _worth_repeating(error) or (lost is None and attempt == _ATTEMPTS):
+                    raise
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
-                if isinstance(error, CommitUnknown) and settle is not None:
-                    with self._read() as session:
-                        settled = settle(session)
-                    if settled is not None:
-                        return settled
+                settled = self._settled(settle) if lost and settle else None
+                if settled is not None:
+                    return settled
+                if lost and attempt == _ATTEMPTS:
+                    raise lost.cause from lost
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
+        with self._read() as session:
+            return settle(session)
 
     def _once(self, work: Callable[[Session], T]) -> T:
         with self._write() as session:
@@ -281,7 +286,9 @@ def savepoint(session: Session) -> Any:
     return session.begin_nested()
 
 
-_MYSQL_REPEAT = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, record has changed since last read
+# Lock wait timeout; deadlock; record has changed since last read; and no such savepoint, which is how a deadlock within
+# one looks, as it rolled back the whole transaction before the savepoint's turn.
+_MYSQL_REPEAT = frozenset({1205, 1213, 1020, 1305})
 _POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
 
 

@@ -21,7 +21,7 @@ from aijobs.errors import (
 from aijobs.jobs.claim import Claim
 from aijobs.jobs.history import WORKER, record
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FINAL, QUEUED, RUNNING
+from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING
 from aijobs.outbox.repository import OutboxRepository
 
 
@@ -112,6 +112,26 @@ def ended(claim: Claim) -> Callable[[Session], AiJob | None]:
     def read(session: Session) -> AiJob | None:
         job = session.get(AiJob, claim.job_id)
         return job if job and job.lifecycle_status in FINAL and job.attempt_no == claim.attempt_no else None
+
+    return read
+
+
+def saved(claim: Claim, output_hash: str) -> Callable[[Session], AiJob | None]:
+    """After a COMMIT whose answer was lost: the job, where it holds the output and this attempt holds it."""
+
+    def read(session: Session) -> AiJob | None:
+        job = session.get(AiJob, claim.job_id)
+        return job if job and job.locked_by == claim.token and job.output_hash == output_hash else None
+
+    return read
+
+
+def cancelled(job_id: str) -> Callable[[Session], AiJob | None]:
+    """After a COMMIT whose answer was lost: the job, where it is cancelled."""
+
+    def read(session: Session) -> AiJob | None:
+        job = session.get(AiJob, job_id)
+        return job if job and job.lifecycle_status == CANCELLED else None
 
     return read
 

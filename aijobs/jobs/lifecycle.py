@@ -20,7 +20,7 @@ from aijobs.canonical import canonical_hash
 from aijobs.db import Clock, Database, change_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
-from aijobs.jobs.changes import JobChanges, Note, ended, freed, holds
+from aijobs.jobs.changes import JobChanges, Note, cancelled, ended, freed, holds, saved
 from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, claim_of
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, QueuePause
@@ -129,9 +129,11 @@ class LifecycleRepository:
 
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
-        note = Note("output_saved")
-        values = {"validated_output": output, "output_hash": canonical_hash(output)}
-        return self._in(session, lambda s: self._changes.held_change(s, claim, note, **values))
+        note, output_hash = Note("output_saved"), canonical_hash(output)
+        values = {"validated_output": output, "output_hash": output_hash}
+        return self._in(
+            session, lambda s: self._changes.held_change(s, claim, note, **values), saved(claim, output_hash)
+        )
 
     def note_provider_call(self, session: Session, claim: Claim) -> AiJob:
         """Record that the attempt is about to call a provider, in the transaction that opens the usage row.
@@ -199,7 +201,7 @@ class LifecycleRepository:
             claim = job
             return self._in(session, lambda s: self._cancel(s, claim.job_id, holds(claim), claim, WORKER), ended(claim))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, _WAITS, job_id, SYSTEM))
+        return self._in(session, lambda s: self._cancel(s, job_id, _WAITS, job_id, SYSTEM), cancelled(job_id))
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record the wish to cancel, once; and end the job at once where no worker holds it.
@@ -295,8 +297,9 @@ class LifecycleRepository:
         It is locked as that attempt and failed, whatever its due time or a pause; the history tells both.
         """
 
+        token = f"{actor}/{secrets.token_hex(8)}"
+
         def end(session: Session) -> AiJob:
-            token = f"{actor}/{secrets.token_hex(8)}"
             waits_for_it = and_(_WAITS, AiJob.attempt_no == attempt - 1, _NOT_ASKED)
             if not self._changes.change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
@@ -304,7 +307,7 @@ class LifecycleRepository:
             record(session, self._clock, job, "locked", actor=actor)
             return self.mark_failed(claim_of(job), error, session, actor=actor)
 
-        return self._in(session, end)
+        return self._in(session, end, ended(Claim(job_id, token, attempt)))
 
     # --- reading -----------------------------------------------------------------------------------------------
 

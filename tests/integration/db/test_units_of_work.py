@@ -1,0 +1,304 @@
+"""A unit of work has one effect: through deadlocks, lost connections, and COMMITs whose answer never came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text, update
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from aijobs.db import Database, change_rows, savepoint
+from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.models import AiJob, QuotaUsage
+from aijobs.jobs.service import CreatedJob
+from tests.support.databases import Databases
+from tests.support.jobs import BEGIN, Kit, race
+from tests.support.lost_commits import lose_commits
+
+ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
+
+UNITS: dict[str, tuple[str, Callable[[Kit, Any], Any], list[str]]] = {
+    "lock_job": ("queued", lambda kit, c: kit.lifecycle.lock_job(c.job_id, "worker-2"), ["locked"]),
+    "extend_lock": ("running", lambda kit, c: kit.lifecycle.extend_lock(c), []),
+    "report_progress": ("running", lambda kit, c: kit.lifecycle.report_progress(c, 50), []),
+    "save_output": ("running", lambda kit, c: kit.lifecycle.save_output(c, {"paid": 1}), ["output_saved"]),
+    "mark_succeeded": ("running", lambda kit, c: kit.lifecycle.mark_succeeded(c), ["succeeded"]),
+    "mark_failed": ("running", lambda kit, c: kit.lifecycle.mark_failed(c, ERROR), ["failed"]),
+    "mark_cancelled": ("cancel_requested", lambda kit, c: kit.lifecycle.mark_cancelled(c), ["cancelled"]),
+    "a cancel that waits": ("running", lambda kit, c: kit.jobs.cancel(c.job_id, "user:u1"), ["cancel_requested"]),
+    "a cancel at once": (
+        "queued",
+        lambda kit, c: kit.jobs.cancel(c.job_id, "user:u1"),
+        ["cancel_requested", "cancelled"],
+    ),
+    "release": ("running", lambda kit, c: kit.lifecycle.release(c), ["released"]),
+    "release of a cancelled job": ("cancel_requested", lambda kit, c: kit.lifecycle.release(c), ["cancelled"]),
+    "release_for_retry": (
+        "running",
+        lambda kit, c: kit.lifecycle.release_for_retry(c, BEGIN + timedelta(seconds=9)),
+        ["retry_scheduled"],
+    ),
+    "expire": ("running", lambda kit, c: kit.lifecycle.expire(c, kit.job(c.job_id).lock_until), ["lease_lost"]),
+    "give_up": ("queued", lambda kit, c: kit.lifecycle.give_up(c.job_id, 1, ERROR), ["locked", "failed"]),
+    "retry": ("failed", lambda kit, c: kit.jobs.retry(c.job_id, "operator:ann"), []),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_whose_answer_was_lost_is_settled_by_reading(kit: Kit, when: Any) -> None:
+    for name, (state, unit, added) in UNITS.items():
+        expected = _undisturbed(kit, state, unit)
+        job_id, claim = kit.job_in(state)
+        told, before = kit.types(job_id), kit.counts()
+        with lose_commits(kit.database, when) as left:
+            answer = unit(kit, claim)
+        assert left == [0], f"{name}: nothing was lost"
+        assert kit.types(job_id) == told + added, f"{name}, lost {when} it took effect"
+        assert _without_names(kit.row(job_id)) == expected, f"{name}, lost {when} it took effect"
+        job = answer.job if isinstance(answer, CreatedJob) else answer
+        if job is not None:
+            assert job.event_seq == kit.job(job.id).event_seq
+            assert job.lifecycle_status == kit.job(job.id).lifecycle_status
+        grown = kit.counts()
+        assert grown["ai_jobs"] - before["ai_jobs"] == (1 if name == "retry" else 0)
+
+
+def _undisturbed(kit: Kit, state: str, unit: Callable[[Kit, Any], Any]) -> dict[str, Any]:
+    job_id, claim = kit.job_in(state)
+    unit(kit, claim)
+    return _without_names(kit.row(job_id))
+
+
+def _without_names(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("id", "root_id")} | {
+        "locked_by": row["locked_by"] and row["locked_by"].rpartition("/")[0]
+    }
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_job_whose_commit_was_lost_is_there_once_and_is_sent(kit: Kit, when: Any, key: str | None) -> None:
+    kit.create()
+    before, sent = kit.counts(), kit.broker.pending_count("ai-interactive")
+    with lose_commits(kit.database, when):
+        created = kit.create(idempotency_key=key)
+    assert created.created
+    assert {name: count - before[name] for name, count in kit.counts().items()} == {
+        name: 0 if name == "quota_usage" else 1 for name in before
+    }
+    assert kit.types(created.job.id) == ["created"]
+    assert kit.broker.pending_count("ai-interactive") == sent + 1
+
+
+def test_the_lost_answer_of_a_users_first_row_does_not_matter(kit: Kit) -> None:
+    with lose_commits(kit.database, "after"):
+        assert kit.create(user_id="new").created
+    assert kit.counts()["quota_usage"] == 1
+
+
+def test_a_commit_lost_at_the_last_try_is_settled_too(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    failures = [4]
+
+    def inject(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("UPDATE ai_jobs") and failures[0]:
+            failures[0] -= 1
+            raise OperationalError("…", None, Exception("database is locked"))
+
+    event.listen(kit.database.engine, "before_cursor_execute", inject)
+    try:
+        with lose_commits(kit.database, "after"):
+            job = kit.lifecycle.lock_job(job_id, "worker-1")
+    finally:
+        event.remove(kit.database.engine, "before_cursor_execute", inject)
+    assert (job.locked_by, job.attempt_no) == (kit.job(job_id).locked_by, 1)
+
+
+def test_commits_lost_again_and_again_end_in_an_error_and_in_no_second_effect(kit: Kit) -> None:
+    claim = kit.running()
+    with lose_commits(kit.database, "before", times=5), pytest.raises(DBAPIError):
+        kit.lifecycle.mark_succeeded(claim)
+    assert kit.types(claim.job_id) == ["created", "locked"]
+    with lose_commits(kit.database, "before", times=4):
+        kit.lifecycle.mark_succeeded(claim)
+    assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
+
+
+# --- deadlocks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("within_savepoint", [False, True])
+def test_a_real_deadlock_is_repeated_and_comes_to_nobodys_notice(kit: Kit, within_savepoint: bool) -> None:
+    """Two units take two rows in opposite order; a savepoint that the deadlock took with it must not hide it."""
+    first, second = kit.new_job().id, kit.new_job().id
+    meet = threading.Barrier(2)
+    runs: list[str] = []
+
+    def crossing(one: str, other: str) -> Callable[[Any], None]:
+        def work(session: Any) -> None:
+            runs.append(one)
+            _touch(session, one)
+            if len(runs) <= 2 and kit.database.engine.dialect.name != "sqlite":
+                meet.wait(20)
+            if within_savepoint:
+                with savepoint(session):
+                    _touch(session, other)
+            else:
+                _touch(session, other)
+
+        return work
+
+    outcomes = race(
+        lambda: kit.database.write(crossing(first, second)), lambda: kit.database.write(crossing(second, first))
+    )
+    assert outcomes == [None, None]
+    assert [kit.job(job_id).priority for job_id in (first, second)] == [52, 52]
+    assert len(runs) == (2 if kit.database.engine.dialect.name == "sqlite" else 3)
+
+
+def _touch(session: Any, job_id: str) -> None:
+    assert change_rows(session, update(AiJob).where(AiJob.id == job_id).values(priority=AiJob.priority + 1)) == 1
+
+
+def test_creating_and_cancelling_and_locking_at_once_surfaces_no_lock(live_kit: Kit) -> None:
+    kit = live_kit
+    ids = [kit.new_job().id for _ in range(4)]
+
+    def worker(number: int) -> list[str]:
+        for n in range(6):
+            kit.create(idempotency_key=f"k{n}")
+            job_id = ids[(n + number) % len(ids)]
+            if number % 2:
+                kit.jobs.cancel(job_id, "user:u1")
+            else:
+                kit.create(user_id=f"u{number}")
+        return ["done"]
+
+    assert race(*(lambda n=n: worker(n) for n in range(6))) == [["done"]] * 6
+    assert len([row for row in kit.rows("ai_jobs") if row["idempotency_key"]]) == 6
+
+
+# --- connections that die ------------------------------------------------------------------------------------------
+
+
+def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
+    kit: Kit, database_server: Databases
+) -> None:
+    if database_server.kind == "sqlite":
+        pytest.skip("no server, no connection to kill")
+    job_id = kit.new_job().id
+    runs: list[int] = []
+
+    def work(session: Any) -> int:
+        number = session.execute(text(_CONNECTION_NUMBER[database_server.kind])).scalar_one()
+        runs.append(number)
+        _touch(session, job_id)
+        if len(runs) == 1:
+            _kill(database_server, number)
+        _touch(session, job_id)
+        return number
+
+    assert kit.database.write(work) == runs[-1]
+    assert len(runs) == 2
+    assert kit.job(job_id).priority == 52
+    _kill(database_server, runs[-1])
+    assert kit.lock(job_id).attempt_no == 1, "a connection that died in the pool is nobody's trouble"
+
+
+def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit, database_server: Databases) -> None:
+    if database_server.kind == "sqlite":
+        pytest.skip("no server, no connection to kill")
+    with kit.database.read() as session:
+        _kill(database_server, session.execute(text(_CONNECTION_NUMBER[database_server.kind])).scalar_one())
+        with pytest.raises(DBAPIError):
+            session.execute(text("SELECT 1"))
+    assert kit.new_job().lifecycle_status == "queued"
+
+
+_CONNECTION_NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}
+
+
+def _kill(server: Any, number: int) -> None:
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend({number})" if server.kind == "postgresql" else f"KILL {number}")
+
+
+# --- what a unit is ------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_work_itself_is_not_repeated_and_leaves_nothing(kit: Kit) -> None:
+    runs = []
+
+    def work(session: Any) -> None:
+        runs.append(1)
+        session.add(QuotaUsage(user_id="u", created_at=BEGIN))
+        session.flush()
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError):
+        kit.database.write(work)
+    assert runs == [1]
+    assert kit.counts() == {}
+
+
+def test_a_statement_that_is_wrong_is_not_repeated(kit: Kit) -> None:
+    runs = []
+
+    def work(session: Any) -> None:
+        runs.append(1)
+        session.execute(text("SELECT nonsense FROM nowhere"))
+
+    with pytest.raises(DBAPIError):
+        kit.database.write(work)
+    assert runs == [1]
+
+
+def test_a_savepoint_is_rolled_back_alone(kit: Kit) -> None:
+    def work(session: Any) -> None:
+        session.add(QuotaUsage(user_id="kept", created_at=BEGIN))
+        with suppress(LookupError), savepoint(session):
+            session.add(QuotaUsage(user_id="lost", created_at=BEGIN))
+            session.flush()
+            raise LookupError
+
+    kit.database.write(work)
+    assert [row["user_id"] for row in kit.rows("quota_usage")] == ["kept"]
+
+
+def test_sqlite_waits_for_its_one_writer_and_keeps_what_was_committed(sqlite_kit: Kit) -> None:
+    with sqlite_kit.database.engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+def test_sqlites_writers_take_the_lock_at_their_start_and_readers_never(sqlite_kit: Kit) -> None:
+    kit, other = sqlite_kit, Database(sqlite_kit.url)
+    try:
+        with kit.database.transaction() as session:
+            session.execute(text("SELECT 1"))
+            with other.engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA busy_timeout=0")
+                assert connection.exec_driver_sql("SELECT count(*) FROM ai_jobs").scalar() == 0
+                with pytest.raises(OperationalError, match="locked"):
+                    connection.exec_driver_sql("INSERT INTO quota_usage VALUES ('u', '2026-01-01 00:00:00.000')")
+    finally:
+        other.dispose()
+
+
+def test_mariadb_and_postgres_read_what_is_committed(kit: Kit, database_server: Databases) -> None:
+    if database_server.kind == "sqlite":
+        pytest.skip("SQLite has one isolation")
+    query = {
+        "postgresql": "SHOW transaction_isolation",
+        "mariadb": "SELECT replace(lower(@@tx_isolation), '-', ' ')",
+    }[database_server.kind]
+    with kit.database.read() as session:
+        assert session.execute(text(query)).scalar() == "read committed"
