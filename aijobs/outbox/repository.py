@@ -108,13 +108,13 @@ class OutboxRepository:
             published=True,
         )
 
-    def settle_enqueue(self, session: Session, job: AiJob, attempt: int) -> None:
-        """Mark the event that asks for `attempt` published: the attempt began, or nobody waits for it any more."""
+    def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> None:
+        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more."""
         change_rows(
             session,
             update(OutboxEvent)
             .where(OutboxEvent.dedupe_key == enqueue_key(job, attempt), OutboxEvent.status.in_((PENDING, PROCESSING)))
-            .values(status=PUBLISHED, published_at=self._clock.now(), locked_by=None, locked_at=None),
+            .values(status=PUBLISHED, published_at=at, locked_by=None, locked_at=None),
         )
 
     # --- claiming ----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import io
 import sys
 
 import click
-from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
@@ -77,8 +76,6 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 1)
     except DBAPIError as error:
         return _fail(f"the database says: {error.orig}", 1)
-    except RedisError as error:
-        return _fail(f"the broker can't be reached: {error}", 1)
     return result if isinstance(result, int) else 0
 
 
