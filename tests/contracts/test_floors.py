@@ -34,10 +34,8 @@ HOMES = {
     "Huey": re.compile(r"aijobs\.(queues\.|workers$)"),
     "Redis": re.compile(r"aijobs\.(queues\.|workers$)"),
 }
-ALLOWED: Mapping[tuple[str, str], str] = {
-    ("aijobs.web.cli", "redis.exceptions"): "the command line says a broker's error in one line, whoever raised it",
-}
-"""Imports outside their home, and why."""
+ALLOWED: Mapping[tuple[str, str], str] = {}
+"""Imports outside their home, and why. There are none."""
 
 
 def floors() -> dict[str, float]:

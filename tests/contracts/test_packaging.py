@@ -33,9 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def committed(*folders: str) -> list[str]:
     """Files under `folders` that the repository has, but for the sources of translations."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    listing = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     names = [name for name in listing.stdout.split("\0") if name and (ROOT / name).exists()]
     return [name for name in names if not name.endswith((".po", ".pot"))]
 
