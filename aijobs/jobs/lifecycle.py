@@ -85,7 +85,7 @@ class LifecycleRepository:
             if not self._changes.change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
             job = self._changes.get(session, job_id)
-            self._outbox.settle_enqueue(session, job, job.attempt_no)
+            self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at)
             record(session, self._clock, job, "locked", instance=instance_id)
             return job
 
@@ -222,7 +222,7 @@ class LifecycleRepository:
                 record(session, self._clock, job, "cancel_requested", actor=by)
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
-            self._outbox.settle_enqueue(session, job, job.attempt_no + 1)
+            self._outbox.settle_enqueue(session, job, job.attempt_no + 1, job.cancel_requested_at)
             return self._cancel(session, job_id, _WAITS, job_id, by)
 
         return self._database.write(request)
