@@ -47,6 +47,13 @@ test: $(INSTALLED) system-packages ## all tests but the long ones
 test-long: $(INSTALLED) system-packages ## the long tests: chaos, replays, fuzzing
 	@exec $(BIN)/pytest -q -n $(TEST_WORKERS) --dist worksteal -m long --timeout 1800
 
+# Exit code 1 on a broken promise; a seed is one sequence of actions and faults.
+DATABASE ?= sqlite
+MINUTES ?= 1
+.PHONY: chaos
+chaos: $(INSTALLED) system-packages ## kill, freeze and cut off everything (DATABASE=sqlite|postgresql|mariadb SEED=n MINUTES=n)
+	@exec $(BIN)/python -m tests.chaos --database $(DATABASE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: check
 check: lint ## lint, types, tests
 	@$(MAKE) test

@@ -163,6 +163,8 @@ def run(kind: str, plan: Plan, folder: Path | None) -> int:
         print(game.summary())
         if not game.broken:
             print(f"{'verdict':>13}  every promise was kept")
+            if folder is not None:
+                print(f"{'logs':>13}  {keep(stage, plan, game.summary(), folder)}")
             return 0
         complaint = game.complaint()
         kept = keep(stage, plan, f"{game.summary()}\n{complaint}", folder)
@@ -181,7 +183,7 @@ def main() -> int:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=None)
     length.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--keep", type=Path, help="where a failed run leaves its logs; the system's folder for such")
+    parser.add_argument("--keep", type=Path, help="a folder for the logs, also of a run that kept every promise")
     parser.add_argument("--plan", action="store_true", help="print the sequence, and do nothing")
     given = parser.parse_args()
     seconds = given.seconds if given.seconds is not None else 60 * (given.minutes or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ from tests.chaos.driver import Book
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import Faults
 from tests.chaos.plan import Plan
+
+WIDTH = 118
 
 
 def count_crashes(crashes: Iterable[Mapping[str, object]]) -> Counter[str]:
@@ -55,7 +58,13 @@ def summary(
         ),
         ("tracebacks", str(log.count("Traceback (most recent call last)"))),
     ]
-    return "\n".join(f"{name:>13}  {text}" for name, text in lines)
+    return "\n".join(_wrapped(name, text) for name, text in lines)
+
+
+def _wrapped(name: str, text: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=f"{name:>13}  ", subsequent_indent=" " * 15, break_long_words=False
+    )
 
 
 def timeline(evidence: Evidence, book: Book, job_id: str) -> str:
