@@ -186,7 +186,9 @@
       if (event.target.id === "search") event.target.blur();
       return;
     }
-    if (event.target.closest("input, select, textarea, dialog[open], [contenteditable]")) return;
+    // A dialog that has just closed may hold the focus for a moment longer.
+    const field = event.target.closest("input, select, textarea, dialog[open], [contenteditable]");
+    if (field && !field.closest("dialog:not([open])")) return;
     if (localStorage.getItem(KEYS_OFF) === "1" && event.key !== "?") return;
     const going = Date.now() - afterG < 1500 && $(`[data-go="${CSS.escape(event.key)}"]`);
     afterG = event.key === "g" ? Date.now() : 0;
