@@ -25,7 +25,11 @@
   }
 
   const failed = (event) => {
-    if (event.detail.elt.id === "poller") return markLive("failing");
+    if (event.detail.elt.id === "poller") {
+      // What is gone does not come back; anything else is asked again.
+      if (event.detail.xhr && event.detail.xhr.status === 404) delete event.detail.elt.dataset.poll;
+      return markLive("failing");
+    }
     say(event.type === "htmx:responseError" ? words().refused : words().unreachable);
   };
   document.addEventListener("htmx:responseError", failed);

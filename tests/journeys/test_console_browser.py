@@ -174,6 +174,17 @@ def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
     expect(page.locator(f"#row-{newer}")).to_have_count(1)
 
 
+def test_poller_gives_up_on_a_job_that_was_deleted(stage: Stage, address: str, page: Page) -> None:
+    job_id = stage.queued()
+    _sign_in(page, address, f"/console/jobs/{job_id}")
+    gone = f"{address}/console/jobs/01900000-0000-7000-8000-000000000000/changes"
+    page.route("**/changes?*", lambda route: route.fulfill(response=page.request.get(gone)))
+    with page.expect_response(lambda answer: "/changes" in answer.url and answer.status == 404):
+        pass
+    expect(page.locator("#live")).to_have_text("Settled")
+    assert page.locator("#poller").get_attribute("data-poll") is None
+
+
 def test_keys_move_and_open_and_are_letters_in_a_field(stage: Stage, address: str, page: Page) -> None:
     older, newer = stage.queued(), stage.queued()
     _sign_in(page, address)
