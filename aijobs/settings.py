@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from logging import getLevelNamesMapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from aijobs.errors import SettingsError
 
@@ -158,12 +159,15 @@ class Settings:
 
 
 _NUMBERS = {f.name: f.type for f in fields(Settings) if f.type in ("int", "float")}
+_SECRETS = ("secret_key", "message_keys", "jwt_secret")
 _TEXTS = ("database_url", "redis_url", "bind", "jwt_audience", "log_level")
 
 
 def _load(environ: Mapping[str, str]) -> Settings:
     given = {k.removeprefix("AIJOBS_").lower(): v for k, v in environ.items() if k.startswith("AIJOBS_") and v != ""}
     values: dict[str, Any] = {name: given[name] for name in _TEXTS if name in given}
+    if "log_level" in values:
+        values["log_level"] = values["log_level"].upper()
     for name, kind in _NUMBERS.items():
         if name in given:
             values[name] = _number(name, given[name], int if kind == "int" else float)
@@ -192,13 +196,12 @@ def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
 
 
 def _secrets(given: Mapping[str, str], instance: Path, *, production: bool) -> dict[str, Any]:
-    names = ("secret_key", "message_keys", "jwt_secret")
-    missing = [name for name in names if name not in given]
+    missing = [name for name in _SECRETS if name not in given]
     if missing and production:
         listed = ", ".join(f"AIJOBS_{name.upper()}" for name in missing)
         raise SettingsError(f"production refuses to start on development keys: set {listed}")
     made = _development_secrets(instance) if missing else {}
-    found = {name: given.get(name) or made[name] for name in names}
+    found = {name: given.get(name) or made[name] for name in _SECRETS}
     for name in ("secret_key", "jwt_secret"):
         if len(found[name]) < 32:
             raise SettingsError(f"AIJOBS_{name.upper()} is too short: use at least 32 characters")
@@ -216,29 +219,39 @@ def _development_secrets(instance: Path) -> dict[str, str]:
     Several processes may start at once: the file is linked into place whole, and whoever comes second reads it.
     """
     path = instance / "development-keys.json"
-    if not path.exists():
-        instance.mkdir(parents=True, exist_ok=True)
-        draft = instance / f".keys-{os.getpid()}-{secrets.token_hex(4)}"
-        made = {
-            "secret_key": secrets.token_hex(32),
-            "message_keys": f"d1:{secrets.token_hex(32)}",
-            "jwt_secret": secrets.token_hex(32),
-        }
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(made, file)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            made = {}  # Another process was first; its file is read below.
-        finally:
-            draft.unlink()
     try:
-        return dict(json.loads(path.read_text()))
+        if not path.exists():
+            _make_secrets(path)
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} can't be read ({type(error).__name__}): delete it to have new keys made") from None
+        raise SettingsError(f"{path} can't be made or read ({type(error).__name__})") from None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in _SECRETS):
+        raise SettingsError(f"{path} doesn't hold {', '.join(_SECRETS)}: delete it to have new keys made")
+    return found
+
+
+def _make_secrets(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = {name: secrets.token_hex(32) for name in _SECRETS}
+    made["message_keys"] = f"d1:{made['message_keys']}"
+    draft = path.with_name(f".keys-{os.getpid()}-{secrets.token_hex(4)}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(made, file)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return  # Another process was first, and its keys stand.
+    finally:
+        draft.unlink()
 
 
 _LOCAL_HOSTS = frozenset({"", "localhost", "127.0.0.1", "::1"})
+
+
+_ABOVE_ZERO = (
+    "dispatcher_s reaper_s redrive_s claim_ttl_s claim_release_s cleanup_s watcher_s dispatch_batch body_limit_bytes"
+).split()
+"""A pass without a pause, or one that moves nothing, helps nobody."""
 
 
 def _check(s: Settings) -> None:
@@ -246,18 +259,41 @@ def _check(s: Settings) -> None:
         raise SettingsError(
             f"AIJOBS_HEARTBEAT_S is {s.heartbeat_s:g}: it is above 0 and at most half of AIJOBS_LEASE_S ({s.lease_s:g})"
         )
+    for name in _ABOVE_ZERO:
+        if getattr(s, name) <= 0:
+            raise SettingsError(f"AIJOBS_{name.upper()} is 0; it is above 0")
+    if s.port > 65535:
+        raise SettingsError(f"AIJOBS_PORT is {s.port}; it is at most 65535")
+    if s.log_level not in getLevelNamesMapping():
+        raise SettingsError(f"AIJOBS_LOG_LEVEL is {s.log_level!r}; it is DEBUG, INFO, WARNING or ERROR")
     if s.production and not s.redis_url:
         raise SettingsError("production needs a broker: set AIJOBS_REDIS_URL")
-    if s.env_was_set:
-        return
-    for name, url in (("AIJOBS_DATABASE_URL", s.database_url), ("AIJOBS_REDIS_URL", s.redis_url)):
-        host = urlsplit(url).hostname or ""
-        if not url.startswith(("sqlite", "unix")) and host not in _LOCAL_HOSTS:
-            raise SettingsError(f"{name} is on another machine ({host}): set AIJOBS_ENV to production or development")
-    if s.bind not in _LOCAL_HOSTS:
-        raise SettingsError(
-            f"AIJOBS_BIND is {s.bind}, beyond this machine: set AIJOBS_ENV to production or development"
-        )
+    _check_reach(s)
+
+
+def _check_reach(s: Settings) -> None:
+    """Refuse to reach beyond this machine, or to be reached from there, before somebody said what this is."""
+    beyond = {
+        "AIJOBS_DATABASE_URL": _remote_hosts("AIJOBS_DATABASE_URL", s.database_url),
+        "AIJOBS_REDIS_URL": _remote_hosts("AIJOBS_REDIS_URL", s.redis_url),
+        "AIJOBS_BIND": [] if s.bind in _LOCAL_HOSTS else [s.bind],
+    }
+    for name, hosts in beyond.items():
+        if hosts and not s.env_was_set:
+            raise SettingsError(
+                f"{name} is beyond this machine ({', '.join(hosts)}): set AIJOBS_ENV to production or development"
+            )
+
+
+def _remote_hosts(name: str, url: str) -> list[str]:
+    """The other machines that an address names, also where its query does, as drivers allow; a path is a socket."""
+    try:
+        parts = urlsplit(url)
+        hosts = [parts.hostname or ""]
+    except ValueError:
+        raise SettingsError(f"{name} is not an address") from None
+    hosts += [host for key, value in parse_qsl(parts.query) if key in ("host", "hostaddr") for host in value.split(",")]
+    return [host for host in hosts if host not in _LOCAL_HOSTS and not host.startswith("/")]
 
 
 def plain_terminal(environ: Mapping[str, str] | None = None) -> bool:

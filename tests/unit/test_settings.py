@@ -1,0 +1,326 @@
+"""What the environment may say, and in which line the start is refused."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from aijobs.errors import SettingsError
+from aijobs.settings import KeyRing, Settings
+from tests.support.processes import Processes
+
+SECRETS = {
+    "AIJOBS_SECRET_KEY": "s" * 32,
+    "AIJOBS_JWT_SECRET": "j" * 32,
+    "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+}
+
+
+def load(folder: Path, **given: str) -> Settings:
+    """The settings of an environment that holds these, without the prefix, and an instance folder."""
+    return Settings.load(
+        {"AIJOBS_INSTANCE_PATH": str(folder), **{f"AIJOBS_{name}": value for name, value in given.items()}}
+    )
+
+
+def refused(folder: Path, **given: str) -> str:
+    """The line that an environment is refused with."""
+    with pytest.raises(SettingsError) as error:
+        load(folder, **given)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- defaults ------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: Path) -> None:
+    settings = load(tmp_path / "instance")
+    assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db"
+    assert (settings.production, settings.bind, settings.redis_url) == (False, "127.0.0.1", "")
+    assert (settings.lease_s, settings.heartbeat_s, settings.lease_grace_s) == (60, 15, 30)
+    assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret"}
+
+
+def test_the_instance_folder_does_not_hang_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Settings().instance_path
+    monkeypatch.chdir(tmp_path)
+    assert Settings().instance_path == before
+    assert before.is_absolute()
+
+
+def test_an_empty_value_is_no_value(tmp_path: Path) -> None:
+    settings = load(tmp_path, LEASE_S="", ENV="", BIND="", DATABASE_URL="")
+    assert (settings.lease_s, settings.env_was_set, settings.bind) == (60, False, "127.0.0.1")
+    assert settings.database_url.startswith("sqlite:///")
+
+
+def test_secrets_are_in_no_representation(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path, ENV="development", DATABASE_URL="postgresql://u:hunter2@db/x", REDIS_URL="redis://:hunter2@r/0"
+    )
+    shown = repr(settings)
+    assert "hunter2" not in shown
+    assert settings.secret_key not in shown
+    assert settings.jwt_secret not in shown
+    assert settings.message_keys.current[1].decode() not in shown
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("beat", "lease", "grace"), [("15", "60", "30"), ("30", "60", "0"), ("0.1", "0.2", "0.1")])
+def test_a_lease_that_outlives_two_beats_is_taken(tmp_path: Path, beat: str, lease: str, grace: str) -> None:
+    settings = load(tmp_path, HEARTBEAT_S=beat, LEASE_S=lease, LEASE_GRACE_S=grace)
+    assert settings.seconds("heartbeat").total_seconds() == float(beat)
+
+
+@pytest.mark.parametrize(
+    ("beat", "lease", "grace", "named"),
+    [
+        ("60", "60", "0", "AIJOBS_HEARTBEAT_S"),
+        ("59", "60", "1", "AIJOBS_HEARTBEAT_S"),
+        ("90", "60", "30", "AIJOBS_HEARTBEAT_S"),
+        ("30.1", "60", "30", "AIJOBS_HEARTBEAT_S"),
+        ("0", "60", "30", "AIJOBS_HEARTBEAT_S"),
+        ("-15", "60", "30", "AIJOBS_HEARTBEAT_S"),
+        ("often", "60", "30", "AIJOBS_HEARTBEAT_S"),
+        ("15", "0", "30", "AIJOBS_LEASE_S"),
+        ("15", "-60", "30", "AIJOBS_LEASE_S"),
+        ("15", "nan", "30", "AIJOBS_LEASE_S"),
+        ("15", "inf", "30", "AIJOBS_LEASE_S"),
+        ("15", "60 s", "30", "AIJOBS_LEASE_S"),
+        ("15", "60", "-1", "AIJOBS_LEASE_GRACE_S"),
+        ("15", "60", "none", "AIJOBS_LEASE_GRACE_S"),
+    ],
+)
+def test_a_lease_that_a_late_beat_would_lose_is_refused(
+    tmp_path: Path, beat: str, lease: str, grace: str, named: str
+) -> None:
+    assert named in refused(tmp_path, HEARTBEAT_S=beat, LEASE_S=lease, LEASE_GRACE_S=grace)
+
+
+PERIODS = (
+    "DISPATCHER_S",
+    "REAPER_S",
+    "REDRIVE_S",
+    "CLAIM_TTL_S",
+    "CLAIM_RELEASE_S",
+    "CLEANUP_S",
+    "WATCHER_S",
+    "DISPATCH_BATCH",
+    "BODY_LIMIT_BYTES",
+)
+
+
+@pytest.mark.parametrize("name", PERIODS)
+def test_a_pass_that_would_run_without_a_pause_or_move_nothing_is_refused(tmp_path: Path, name: str) -> None:
+    assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "0"})
+    assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "-1"})
+    assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "soon"})
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http", "80.5"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+    assert "AIJOBS_PORT" in refused(tmp_path, PORT=port)
+
+
+def test_a_log_level_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert "AIJOBS_LOG_LEVEL" in refused(tmp_path, LOG_LEVEL="LOUD")
+    assert load(tmp_path, LOG_LEVEL="debug").log_level.upper() == "DEBUG"
+
+
+# --- production ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", sorted(SECRETS))
+def test_production_refuses_development_keys_and_says_which(tmp_path: Path, missing: str) -> None:
+    load(tmp_path)  # Development keys lie about.
+    given = {name.removeprefix("AIJOBS_"): value for name, value in SECRETS.items() if name != missing}
+    line = refused(tmp_path, ENV="production", REDIS_URL="redis://r/0", **given)
+    assert missing in line
+    assert not [name for name in SECRETS if name != missing and name in line]
+
+
+def test_production_without_any_key_names_them_all_and_makes_none(tmp_path: Path) -> None:
+    line = refused(tmp_path / "instance", ENV="production", REDIS_URL="redis://r/0")
+    assert all(name in line for name in SECRETS)
+    assert not (tmp_path / "instance").exists()
+
+
+def test_production_refuses_to_be_without_a_broker(tmp_path: Path) -> None:
+    given = {name.removeprefix("AIJOBS_"): value for name, value in SECRETS.items()}
+    assert "AIJOBS_REDIS_URL" in refused(tmp_path, ENV="production", **given)
+    settings = load(tmp_path / "instance", ENV="production", REDIS_URL="redis://r/0", BIND="0.0.0.0", **given)
+    assert settings.production
+    assert settings.development_keys == ()
+    assert not (tmp_path / "instance").exists()
+
+
+@pytest.mark.parametrize("env", ["prod", "Production", "staging", "test"])
+def test_an_environment_that_nobody_knows_is_refused(tmp_path: Path, env: str) -> None:
+    assert "AIJOBS_ENV" in refused(tmp_path, ENV=env)
+
+
+LOCAL = {
+    "DATABASE_URL": [
+        "sqlite:////tmp/x.db",
+        "postgresql+psycopg://u@localhost/x",
+        "postgresql+psycopg://u@127.0.0.1:5433/x",
+        "postgresql+psycopg:///x",
+        "postgresql+psycopg:///x?host=/var/run/postgresql",
+        "mysql+pymysql://u@[::1]:3306/x",
+        "mysql+pymysql:///x?unix_socket=/run/mysqld/mysqld.sock",
+    ],
+    "REDIS_URL": ["redis://localhost", "redis://:p@127.0.0.1:6379/3", "unix:///run/redis.sock?db=1"],
+    "BIND": ["127.0.0.1", "::1", "localhost"],
+}
+REMOTE = {
+    "DATABASE_URL": [
+        "postgresql+psycopg://u@db.example.org/x",
+        "postgresql+psycopg://u@10.0.0.5/x",
+        "postgresql+psycopg:///x?host=db.example.org",
+        "postgresql+psycopg:///x?host=localhost&host=db.example.org",
+        "postgresql+psycopg://u@localhost/x?hostaddr=10.0.0.5",
+        "mysql+pymysql://u@localhost/x?host=db.example.org",
+        "mysql+pymysql://u@localhost.example.org/x",
+    ],
+    "REDIS_URL": ["redis://r.example.org:6379/0", "rediss://10.0.0.5", "redis:///0?host=r.example.org"],
+    "BIND": ["0.0.0.0", "::", "192.168.1.5", "example.org"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in LOCAL.items() for value in values])
+def test_what_is_on_this_machine_needs_no_word_about_the_environment(tmp_path: Path, name: str, value: str) -> None:
+    assert getattr(load(tmp_path, **{name: value}), name.lower()) == value
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REMOTE.items() for value in values])
+def test_what_is_beyond_this_machine_is_refused_until_the_environment_is_named(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    line = refused(tmp_path, **{name: value})
+    assert f"AIJOBS_{name}" in line
+    assert "AIJOBS_ENV" in line
+    assert getattr(load(tmp_path, ENV="development", **{name: value}), name.lower()) == value
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL"])
+def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_path: Path, name: str) -> None:
+    line = refused(tmp_path, **{name: "postgresql://u:hunter2@[::1/x"})
+    assert f"AIJOBS_{name}" in line
+    assert "hunter2" not in line
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_ring_is_newest_first_and_keeps_the_old() -> None:
+    ring = KeyRing.parse(f"k2:{'b' * 32}, k1:{'a' * 40}", "N")
+    assert ring.current == ("k2", b"b" * 32)
+    assert (ring.get("k1"), ring.get("k2"), ring.get("k3")) == (b"a" * 40, b"b" * 32, None)
+    assert KeyRing.parse(f"k1:{'a:b' * 20}", "N").current[1] == b"a:b" * 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "secret" * 10,
+        f"k1:{'a' * 31}",
+        f":{'a' * 32}",
+        f"k 1:{'a' * 32}",
+        f"{'k' * 17}:{'a' * 32}",
+        f"k1:{'a' * 32},",
+        f"k1:{'a' * 32},k1:{'b' * 32}",
+        f"k1:{'a' * 32};k2:{'b' * 32}x:{'a' * 32},k3",
+    ],
+)
+def test_a_key_ring_that_is_none_is_refused_by_name_without_its_secrets(text: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        KeyRing.parse(text, "AIJOBS_MESSAGE_KEYS")
+    assert "AIJOBS_MESSAGE_KEYS" in str(error.value)
+    assert "aaaa" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["SECRET_KEY", "JWT_SECRET", "MESSAGE_KEYS"])
+def test_a_secret_that_is_too_short_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    line = refused(tmp_path, **{name: "hunter2"})
+    assert f"AIJOBS_{name}" in line
+    assert "hunter2" not in line
+
+
+def test_development_keys_are_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
+    first, second = load(tmp_path), load(tmp_path)
+    assert (first.secret_key, first.jwt_secret, first.message_keys.keys) == (
+        second.secret_key,
+        second.jwt_secret,
+        second.message_keys.keys,
+    )
+    (path,) = list(tmp_path.iterdir())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len({first.secret_key, first.jwt_secret, first.message_keys.current[1].decode()}) == 3
+
+
+def test_a_secret_that_is_given_stands_beside_those_that_are_made(tmp_path: Path) -> None:
+    settings = load(tmp_path, JWT_SECRET="g" * 40)
+    assert settings.jwt_secret == "g" * 40
+    assert settings.development_keys == ("secret_key", "message_keys")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', "{}", '{"secret_key": 1}'])
+def test_a_file_of_keys_that_is_broken_is_named_and_not_overwritten(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "development-keys.json"
+    path.write_text(content)
+    assert str(path) in refused(tmp_path)
+    assert path.read_text() == content
+
+
+def test_an_instance_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file" / "instance") in refused(tmp_path / "file" / "instance")
+
+
+LOADER = """
+import sys, time
+from pathlib import Path
+from aijobs.settings import Settings
+print("ready", flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.0005)
+s = Settings.load({"AIJOBS_INSTANCE_PATH": sys.argv[2]})
+print(s.secret_key, s.jwt_secret, s.message_keys.current[1].decode(), flush=True)
+"""
+
+
+def test_eight_processes_that_start_at_once_use_the_same_keys(tmp_path: Path, processes: Processes) -> None:
+    folder, go = tmp_path / "instance", tmp_path / "go"
+    started = [processes.spawn([sys.executable, "-c", LOADER, str(go), str(folder)]) for _ in range(8)]
+    for program in started:
+        program.wait_for_output("ready")
+    go.touch()
+    assert [program.wait() for program in started] == [0] * 8
+    assert len({program.output for program in started}) == 1
+    assert [path.name for path in folder.iterdir()] == ["development-keys.json"]
+
+
+# --- broker --------------------------------------------------------------------------------------------------------
+
+
+def test_the_broker_is_the_one_that_is_named_or_the_embedded_one_that_runs(tmp_path: Path) -> None:
+    assert load(tmp_path, REDIS_URL="redis://localhost/1").broker_url() == "redis://localhost/1"
+    settings = load(tmp_path)
+    with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):
+        settings.broker_url()
+    (tmp_path / "broker.json").write_text(json.dumps({"url": "unix:///x"}))
+    assert settings.broker_url() == "unix:///x"
+    for broken in ("", "{}", "[]", "null"):
+        (tmp_path / "broker.json").write_text(broken)
+        with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):
+            settings.broker_url()
