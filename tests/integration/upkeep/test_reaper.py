@@ -1,0 +1,266 @@
+"""Lost leases: judged by their end alone, or by the process that held them, and the next attempt that follows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from aijobs.ids import InstanceId
+from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.models import AiJob
+from aijobs.outbox.models import OutboxEvent
+from aijobs.upkeep.reaper import LockReaper
+from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+
+
+def reaper(kit: Kit, **options: Any) -> LockReaper:
+    return LockReaper(kit.database, kit.lifecycle, **options)
+
+
+def asked(kit: Kit, job_id: str) -> OutboxEvent:
+    """The job's newest enqueue event."""
+    return kit.events(job_id, "ai.job.enqueue")[-1]
+
+
+# --- leases that ran out ---------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_taken_ninety_seconds_after_its_last_renewal_and_no_sooner(kit: Kit) -> None:
+    claim = kit.running()
+    kit.advance(50)
+    kit.lifecycle.extend_lock(claim)
+    kit.advance(89.9)
+    assert reaper(kit).reap() == 0
+    assert kit.job(claim.job_id).locked_by == claim.token
+    kit.advance(0.1)
+    assert reaper(kit).reap() == 1
+    job = kit.job(claim.job_id)
+    assert (job.lifecycle_status, job.locked_by, job.lost_count, job.retry_count) == ("running", None, 1, 0)
+    assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"]
+
+
+def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> None:
+    claim = kit.running()
+    kit.set(claim.job_id, locked_at=kit.job(claim.job_id).locked_at - timedelta(days=3))  # type: ignore[operator]
+    kit.set(claim.job_id, started_at=kit.job(claim.job_id).started_at - timedelta(days=3))  # type: ignore[operator]
+    assert reaper(kit).reap() == 0
+
+
+def test_jobs_that_nobody_holds_are_not_the_reapers(kit: Kit) -> None:
+    for state in ("queued", "retrying", "succeeded", "failed", "cancelled"):
+        kit.job_in(state)
+    kit.advance(10_000)
+    before = kit.everything()
+    assert reaper(kit).reap() == 0
+    assert kit.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("job_type", "waits"), [("synthetic", [2]), (BACKGROUND_TYPE, [5, 10])], ids=["interactive", "background"]
+)
+def test_each_takeover_waits_longer_until_the_last_allowed_worker_is_lost(
+    kit: Kit, job_type: str, waits: list[int]
+) -> None:
+    job_id = kit.new_job(job_type=job_type).id
+    for number, wait in enumerate(waits, start=1):
+        claim = kit.lock(job_id, f"worker-{number}")
+        assert claim.attempt_no == number
+        kit.advance(90)
+        assert reaper(kit).reap() == 1
+        due = kit.clock.at + timedelta(seconds=wait)  # type: ignore[attr-defined]
+        assert kit.job(job_id).next_attempt_at == due
+        event = asked(kit, job_id)
+        assert (event.status, event.available_at) == ("pending", due)
+        assert event.dedupe_key.endswith(f":{number + 1}")
+        kit.advance(wait)
+    kit.lock(job_id, "the last")
+    kit.advance(90)
+    assert reaper(kit).reap() == 1
+    job = kit.job(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_WORKER_LOST")
+    assert (job.lost_count, job.retry_count) == (len(waits) + 1, 0)
+    assert job.public_error_message
+    assert kit.types(job_id)[-2:] == ["lease_lost", "failed"]
+    assert len(kit.events(job_id, "ai.job.failed")) == 1
+
+
+def test_a_job_with_a_saved_output_gets_one_attempt_more_to_project_it(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    for number in range(2):
+        claim = kit.lock(job_id)
+        if number == 0:
+            kit.lifecycle.save_output(claim, {"output": {}, "artifacts": 0})
+        kit.advance(90)
+        reaper(kit).reap()
+        kit.advance(10)
+        assert kit.job(job_id).lifecycle_status == "running"
+    kit.lock(job_id)
+    kit.advance(90)
+    reaper(kit).reap()
+    assert kit.job(job_id).error_code == "INTERNAL_WORKER_LOST"
+
+
+def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
+    job_id, _ = kit.job_in("cancel_requested")
+    kit.advance(90)
+    assert reaper(kit).reap() == 1
+    job = kit.job(job_id)
+    assert (job.lifecycle_status, job.error_code, job.locked_by) == ("cancelled", None, None)
+    assert len(kit.events(job_id, "ai.job.cancelled")) == 1
+    assert len(kit.events(job_id, "ai.job.enqueue")) == 1, "no next attempt is asked for"
+
+
+def test_a_beat_between_the_look_and_the_hand_wins(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = kit.running()
+    kit.advance(90)
+    expire = kit.lifecycle.expire
+
+    def after_a_beat(*args: Any, **options: Any) -> AiJob:
+        kit.lifecycle.extend_lock(claim)
+        return expire(*args, **options)
+
+    monkeypatch.setattr(kit.lifecycle, "expire", after_a_beat)
+    assert reaper(kit).reap() == 0
+    assert kit.job(claim.job_id).locked_by == claim.token
+    assert kit.types(claim.job_id) == ["created", "locked"]
+
+
+def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = []
+    for _ in range(9):
+        claims.append(kit.running())
+        kit.advance(1)
+    kit.advance(90)
+    bad = {claim.job_id for claim in claims[:4]}
+    expire = kit.lifecycle.expire
+
+    def fails(claim: Claim, *args: Any, **options: Any) -> AiJob:
+        if claim.job_id in bad:
+            raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
+        return expire(claim, *args, **options)
+
+    monkeypatch.setattr(kit.lifecycle, "expire", fails)
+    assert reaper(kit, page=2).reap() == 5
+    assert {c.job_id for c in claims if kit.job(c.job_id).locked_by is not None} == bad
+
+
+def test_leases_of_one_instant_are_all_found_page_by_page(kit: Kit) -> None:
+    claims = [kit.running() for _ in range(7)]
+    kit.advance(90)
+    assert reaper(kit, page=2).reap() == 7
+    assert all(kit.job(claim.job_id).lost_count == 1 for claim in claims)
+
+
+def test_many_reapers_count_each_loss_once(live_kit: Kit) -> None:
+    claims = [live_kit.running() for _ in range(12)]
+    for claim in claims:
+        live_kit.set(claim.job_id, lock_until=live_kit.job(claim.job_id).lock_until - timedelta(hours=1))  # type: ignore[operator]
+    taken = race(*[reaper(live_kit, page=3).reap] * 4)
+    assert sum(taken) == 12, taken
+    for claim in claims:
+        assert live_kit.job(claim.job_id).lost_count == 1
+        assert live_kit.types(claim.job_id) == ["created", "locked", "lease_lost"]
+
+
+# --- leases of processes that are gone -------------------------------------------------------------------------------
+
+
+def dead_process() -> InstanceId:
+    """The instance id of a process of this host that has ended."""
+    code = "from aijobs.ids import InstanceId; print(InstanceId.current())"
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    parsed = InstanceId.parse(text)
+    assert parsed is not None
+    return parsed
+
+
+def test_what_a_dead_process_of_this_host_held_is_given_back_at_once(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    kit.lock(job_id, str(dead_process()))
+    assert reaper(kit).give_back_dead(InstanceId.current()) == 1
+    job = kit.job(job_id)
+    assert (job.lifecycle_status, job.locked_by, job.lost_count) == ("running", None, 1), "counted as lost"
+    assert job.next_attempt_at == asked(kit, job_id).available_at == kit.clock.at  # type: ignore[attr-defined]
+    assert kit.lock(job_id, "worker-2").attempt_no == 2, "the next attempt waits for nothing"
+
+
+def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    for _ in range(2):
+        kit.lock(job_id, str(dead_process()))
+        reaper(kit).give_back_dead(InstanceId.current())
+    assert kit.job(job_id).error_code == "INTERNAL_WORKER_LOST"
+
+
+def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
+    """A restart by exec keeps pid and start time."""
+    current = InstanceId.current()
+    job_id = kit.new_job().id
+    kit.lock(job_id, str(replace(current, nonce="00000000")))
+    own = kit.new_job().id
+    kit.lock(own, str(current))
+    assert reaper(kit).give_back_dead(current) == 1
+    assert kit.job(job_id).locked_by is None
+    assert kit.job(own).locked_by is not None
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [{"host": "elsewhere"}, {"boot": "000000000000"}, {"pid_namespace": "1"}, {"boot": ""}, {"pid_namespace": ""}],
+    ids=lambda d: "-".join(f"{k} {v or 'unknown'}" for k, v in d.items()),
+)
+def test_a_process_of_another_host_boot_or_namespace_is_never_judged(kit: Kit, differs: dict[str, str]) -> None:
+    job_id = kit.new_job().id
+    kit.lock(job_id, str(replace(dead_process(), **differs)))
+    assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+    assert kit.job(job_id).locked_by is not None
+    kit.advance(90)
+    assert reaper(kit).reap() == 1, "it waits for the clock"
+
+
+def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "from aijobs.ids import InstanceId; print(InstanceId.current(), flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        job_id = kit.new_job().id
+        kit.lock(job_id, child.stdout.readline().strip())
+        kit.advance(10_000)
+        assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+        assert kit.job(job_id).lost_count == 0
+        child.communicate("\n", timeout=10)
+
+
+def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
+    host = InstanceId.current().host
+    for name in ("worker-1", f"{host}~only~three", f"{host}~b~1~nopid~5~ab"):
+        kit.lock(kit.new_job().id, name)
+    assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+
+
+def test_a_host_name_is_no_pattern(kit: Kit) -> None:
+    dead = dead_process()
+    job_id = kit.new_job().id
+    kit.lock(job_id, str(replace(dead, host="host_a")))
+    observer = replace(InstanceId.current(), host="host%")
+    assert reaper(kit).give_back_dead(observer) == 0
+    assert kit.job(job_id).lost_count == 0
+
+
+def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -> None:
+    gone = dead_process()
+    jobs = [live_kit.new_job().id for _ in range(10)]
+    for job_id in jobs:
+        live_kit.lock(job_id, str(gone))
+    taken = race(*[lambda: reaper(live_kit).give_back_dead(InstanceId.current())] * 4)
+    assert sum(taken) == 10, taken
+    assert {live_kit.job(job_id).lost_count for job_id in jobs} == {1}

@@ -1,0 +1,229 @@
+"""The re-drive: a message that was lost is sent again, and one that only waits is not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from aijobs.ids import new_id
+from aijobs.jobs.models import AiJob
+from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.repository import outgoing
+from aijobs.upkeep.dispatcher import OutboxDispatcher
+from aijobs.upkeep.redrive import Redrive
+from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+from tests.support.rows import build_job
+
+
+def redrive(kit: Kit, broker: Any = None, **options: Any) -> Redrive:
+    return Redrive(kit.database, kit.clock, kit.services.outbox_events, broker or kit.broker, **options)
+
+
+def dispatched(kit: Kit, **changes: Any) -> str:
+    """A job whose message was handed over and whose event is published; its id."""
+    job_id = kit.new_job(**changes).id
+    kit.advance(1)
+    services = kit.services
+    OutboxDispatcher(services.database, services.outbox_events, services.lifecycle, kit.broker, "d").cycle()
+    return job_id
+
+
+def redrives(kit: Kit, job_id: str) -> int:
+    return kit.events(job_id, "ai.job.enqueue")[-1].redrives
+
+
+def test_a_lost_message_is_found_and_sent_again(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run() == 1
+    message = kit.broker.take("ai-interactive")
+    assert message is not None
+    assert message.job_id == job_id
+    event = kit.events(job_id)[0]
+    assert (event.redrives, event.status, event.attempt_count) == (1, "published", 1), "it uses up no attempt"
+    assert event.last_sent_at == kit.clock.at  # type: ignore[attr-defined]
+
+
+def test_a_message_popped_by_a_worker_that_died_before_its_lock_is_found_too(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    assert kit.broker.take("ai-interactive") is not None
+    kit.advance(10)
+    assert redrive(kit).run() == 1
+    assert redrives(kit, job_id) == 1
+
+
+def test_nothing_is_looked_for_before_it_was_due_for_a_while(kit: Kit) -> None:
+    dispatched(kit)
+    kit.broker.lose_all()
+    kit.advance(3.9)
+    assert redrive(kit).run() == 0
+    kit.advance(2.1)
+    assert redrive(kit).run() == 1
+
+
+def test_a_message_sent_just_now_is_not_sent_again(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run() == 1
+    kit.broker.lose_all()
+    kit.advance(4.9)
+    assert redrive(kit).run() == 0
+    kit.advance(0.2)
+    assert redrive(kit).run() == 1
+    assert redrives(kit, job_id) == 2
+
+
+def test_a_job_that_waits_for_its_retry_is_found_too(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.lifecycle.release(kit.lock(job_id))
+    services = kit.services
+    OutboxDispatcher(services.database, services.outbox_events, services.lifecycle, kit.broker, "d").cycle()
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run() == 1
+    assert redrives(kit, job_id) == 1
+    assert kit.events(job_id, "ai.job.enqueue")[0].redrives == 0, "the event of the attempt that is over stays"
+
+
+@pytest.mark.parametrize("state", ["running", "cancel_requested", "succeeded", "failed", "cancelled"])
+def test_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) -> None:
+    kit.job_in(state)
+    kit.broker.lose_all()
+    kit.advance(60)
+    before = kit.everything()
+    assert redrive(kit).run() == 0
+    assert kit.everything() == before
+
+
+def test_what_was_not_dispatched_yet_is_the_dispatchers(kit: Kit) -> None:
+    kit.broker.away = True
+    kit.new_job()
+    kit.broker.away = False
+    kit.advance(60)
+    assert redrive(kit).run() == 0
+
+
+def test_a_job_that_is_not_due_is_left(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.lifecycle.release_for_retry(kit.lock(job_id), kit.clock.at + timedelta(hours=1))  # type: ignore[attr-defined]
+    kit.broker.lose_all()
+    kit.advance(3600)
+    assert redrive(kit).run() == 0
+
+
+def test_a_paused_queue_is_left_and_the_other_is_not(kit: Kit) -> None:
+    held, free = dispatched(kit), dispatched(kit, job_type=BACKGROUND_TYPE)
+    kit.pause("ai-interactive")
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run() == 1
+    assert (redrives(kit, held), redrives(kit, free)) == (0, 1)
+
+
+def test_a_consumer_looks_for_its_own_queue_alone(kit: Kit) -> None:
+    other, own = dispatched(kit), dispatched(kit, job_type=BACKGROUND_TYPE)
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run("ai-background") == 1
+    assert (redrives(kit, other), redrives(kit, own)) == (0, 1)
+
+
+def test_rows_that_need_nothing_hide_no_lost_message_behind_them(kit: Kit) -> None:
+    healthy = [dispatched(kit) for _ in range(7)]
+    lost = dispatched(kit)
+    kit.broker.remove(outgoing(kit.events(lost)[0], kit.job(lost)))
+    kit.advance(10)
+    assert redrive(kit, page=2).run() == 1
+    assert redrives(kit, lost) == 1
+    assert {redrives(kit, job_id) for job_id in healthy} == {0}
+
+
+def test_a_long_and_healthy_backlog_gets_no_second_message(kit: Kit) -> None:
+    """Ten thousand jobs that have waited for an hour, each of whose messages the broker holds."""
+    jobs = [build_job() for _ in range(10_000)]
+    events = [_event(job) for job in jobs]
+    with kit.database.transaction() as session:
+        session.execute(insert(AiJob), [_columns(job) for job in jobs])
+        session.execute(insert(OutboxEvent), events)
+    kit.broker.send([outgoing(OutboxEvent(**event), job) for event, job in zip(events, jobs, strict=True)])
+    kit.advance(3600)
+    sent = kit.broker.sent
+    assert redrive(kit).run() == 0
+    assert kit.broker.sent == sent
+    assert kit.broker.pending_count("ai-interactive") == 10_000
+    kit.broker.remove(outgoing(OutboxEvent(**events[7777]), jobs[7777]))
+    assert redrive(kit).run() == 1
+
+
+def _columns(job: AiJob) -> dict[str, Any]:
+    given = {name: getattr(job, name) for name in AiJob.__table__.columns.keys() if name in vars(job)}  # noqa: SIM118
+    return {**given, "attempt_no": 0, "event_seq": 0, "progress": 0, "retry_count": 0, "lost_count": 0}
+
+
+def _event(job: AiJob) -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "event_type": "ai.job.enqueue",
+        "aggregate_type": "AiJob",
+        "aggregate_id": job.id,
+        "dedupe_key": f"synthetic:u1:j={job.id}:1",
+        "payload": {},
+        "queue_name": "ai-interactive",
+        "status": "published",
+        "attempt_count": 1,
+        "available_at": job.created_at,
+        "published_at": job.created_at,
+        "last_sent_at": job.created_at,
+        "message_version": 1,
+        "message_key_id": "k1",
+        "created_at": job.created_at,
+        "redrives": 0,
+    }
+
+
+def test_two_at_once_leave_one_message_and_one_count(kit: Kit) -> None:
+    ids = [dispatched(kit) for _ in range(20)]
+    kit.broker.lose_all()
+    kit.advance(10)
+    outcomes = race(*[redrive(kit, page=6).run] * 3)
+    assert sum(outcomes) == 20, outcomes
+    assert kit.broker.pending_count("ai-interactive") == 20
+    assert {redrives(kit, job_id) for job_id in ids} == {1}
+
+
+def test_a_broker_that_is_away_counts_nothing(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.broker.lose_all()
+    kit.broker.away = True
+    kit.advance(10)
+    assert redrive(kit).run() == 0
+    assert redrives(kit, job_id) == 0
+    kit.broker.away = False
+    assert redrive(kit).run() == 1
+
+
+def test_after_everything_was_lost_every_job_is_sent_again(kit: Kit) -> None:
+    ids = [dispatched(kit) for _ in range(20)]
+    kit.broker.lose_all()
+    kit.advance(10)
+    assert redrive(kit).run() == 20
+    taken = {message.job_id for _ in ids if (message := kit.broker.take("ai-interactive"))}
+    assert taken == set(ids)
+
+
+def test_a_message_whose_key_was_taken_out_of_the_ring_goes_out_under_the_keys_of_today(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    with kit.database.transaction() as session:
+        session.get_one(OutboxEvent, kit.events(job_id)[0].id).message_key_id = "gone"
+    kit.broker.lose_all()
+    for _ in range(2):
+        kit.advance(10)
+        redrive(kit).run()
+    message = kit.broker.take("ai-interactive")
+    assert message is not None
+    assert message.job_id == job_id
