@@ -66,7 +66,7 @@ WORDS: Mapping[str, Any] = {
 EVENT_WORDS: Mapping[str, Any] = {
     "created": _l("Created"),
     "locked": _l("Taken by a worker"),
-    "provider_called": _l("Provider answered"),
+    "provider_called": _l("Provider called"),
     "output_saved": _l("Answer saved"),
     "retry_scheduled": _l("Failed, to be tried again"),
     "released": _l("Given back by its worker"),
