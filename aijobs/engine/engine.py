@@ -142,7 +142,10 @@ class ExecutionEngine:
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
         if isinstance(gone, CancelRequested):
-            self.stop(run, CANCELLED)
+            try:
+                self.stop(run, CANCELLED)
+            except Exception as error:
+                self._leave_to_reaper(run, CANCELLED, error)
             return
         if not run.ended.is_set():
             logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
@@ -158,11 +161,14 @@ class ExecutionEngine:
             except LifecycleError as gone:
                 self._yield(run, gone)
             except Exception as second:
-                # Nothing could be written: the lease runs out, and the reaper gives the job its next attempt.
-                logger.error("job.left_to_reaper", error=type(second).__name__, **run.fields(error_code=error.code))
+                self._leave_to_reaper(run, error.code, second)
             else:
                 complete(self._bus, run, job, error.code)
                 run.end(job.lifecycle_status)
+
+    def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
+        """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""
+        logger.error("job.left_to_reaper", error=type(why).__name__, **run.fields(error_code=code))
 
     def _close_call(self, run: Run, code: str) -> None:
         """Close the usage row of a call whose attempt is over: usage alone isn't fenced."""

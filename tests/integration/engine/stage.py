@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from aijobs.ai.cost import CostCalculator
 from aijobs.ai.gateway import AiGateway
@@ -22,7 +23,7 @@ from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
 from aijobs.db import ManualClock
 from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
-from aijobs.definitions.projector import ResultProjector
+from aijobs.definitions.projector import ProjectionResult, ResultProjector
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
 from aijobs.engine.heartbeat import Watcher
@@ -34,8 +35,9 @@ from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.jobs.status import FINAL
+from aijobs.learning.models import Flashcard
 from aijobs.queues.message import JobMessage
-from tests.support.jobs import Kit
+from tests.support.jobs import BEGIN, Kit
 from tests.support.polling import poll
 
 CARDS = flashcard_generation.SAMPLE_OUTPUT
@@ -275,3 +277,50 @@ def failing_statement(kit: Kit, number: int, error: Callable[[], Exception]) -> 
         yield seen
     finally:
         event.remove(kit.database.engine, "before_cursor_execute", watch)
+
+
+def saved_job(stage: Stage, projector: Any = None) -> str:
+    """A job whose output is saved, and whose next attempt begins at PROJECT."""
+    job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
+    claim = stage.kit.lock(job_id)
+    output = {
+        "cards": [
+            {**card, "evidence": [{**e, "start": 0, "end": 1} for e in card["evidence"]]} for card in CARDS["cards"]
+        ],
+        "dropped": [],
+    }
+    stage.kit.lifecycle.save_output(claim, output)
+    stage.kit.lifecycle.release(claim)
+    return job_id
+
+
+def card_row(job_id: str, ordinal: int, text: str = "a card") -> Flashcard:
+    """A row of a business table, made by nobody."""
+    return Flashcard(
+        user_id="u1",
+        job_id=job_id,
+        ordinal=ordinal,
+        card_type="basic",
+        front=text,
+        back="b",
+        tags=[],
+        difficulty="easy",
+        evidence=[],
+        lang="en",
+        source_id="note-1",
+        source_title="t",
+        created_at=BEGIN,
+    )
+
+
+class Writing:
+    """A projector that writes cards as a test says, and names them as artifacts."""
+
+    key = "writing"
+
+    def __init__(self, project: Any) -> None:
+        self._project = project
+
+    def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
+        result = self._project(session, job)
+        return ProjectionResult(result if result is not None else [])

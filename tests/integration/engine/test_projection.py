@@ -10,58 +10,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from aijobs.db import CommitUnknown
-from aijobs.definitions.projector import Artifact, ProjectionResult
+from aijobs.definitions.projector import Artifact
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.learning.flashcards import FlashcardProjector
-from aijobs.learning.models import Flashcard
-from tests.integration.engine.stage import CARDS, Stage, failing_statement
-from tests.support.jobs import BEGIN
-
-
-def saved_job(stage: Stage, projector: Any = None) -> str:
-    """A job whose output is saved, and whose next attempt begins at PROJECT."""
-    job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
-    claim = stage.kit.lock(job_id)
-    output = {
-        "cards": [
-            {**card, "evidence": [{**e, "start": 0, "end": 1} for e in card["evidence"]]} for card in CARDS["cards"]
-        ],
-        "dropped": [],
-    }
-    stage.kit.lifecycle.save_output(claim, output)
-    stage.kit.lifecycle.release(claim)
-    return job_id
-
-
-def card_row(job_id: str, ordinal: int, text: str = "a card") -> Flashcard:
-    return Flashcard(
-        user_id="u1",
-        job_id=job_id,
-        ordinal=ordinal,
-        card_type="basic",
-        front=text,
-        back="b",
-        tags=[],
-        difficulty="easy",
-        evidence=[],
-        lang="en",
-        source_id="note-1",
-        source_title="t",
-        created_at=BEGIN,
-    )
-
-
-class Writing:
-    """A projector that writes cards as a test says, and names them as artifacts."""
-
-    key = "writing"
-
-    def __init__(self, project: Any) -> None:
-        self._project = project
-
-    def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
-        result = self._project(session, job)
-        return ProjectionResult(result if result is not None else [])
+from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, saved_job
 
 
 def _nothing_is_left(stage: Stage, job_id: str) -> None:

@@ -1,0 +1,307 @@
+"""The second failure: what goes wrong while an attempt ends, and what is written down of errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from aijobs.engine.failure import MAX_BYTES
+from aijobs.errors import JobError
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.status import FINAL
+from aijobs.logs import JOB_KEYS
+from aijobs.upkeep.reaper import LockReaper
+from tests.integration.engine.stage import CARDS, NOTES, Stage, Writing, card_row, saved_job
+from tests.support.polling import poll
+
+CANARY = "canary-8f3a"
+
+
+class Faults:
+    """Database errors from the moment that a provider has answered: at one statement, or at all from one on."""
+
+    def __init__(self, number: int, *, lasting: bool) -> None:
+        self.number, self.lasting = number, lasting
+        self.armed, self.seen = False, 0
+
+    def __call__(self, _conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if not self.armed:
+            return
+        self.seen += 1
+        if self.seen == self.number or (self.lasting and self.seen > self.number):
+            raise OperationalError(statement, {}, Exception("disk I/O error"))
+
+    @property
+    def struck(self) -> bool:
+        return self.seen >= self.number
+
+
+@contextmanager
+def at_work(stage: Stage, faults: Faults) -> Iterator[None]:
+    event.listen(stage.kit.database.engine, "before_cursor_execute", faults)
+    try:
+        yield
+    finally:
+        faults.armed = False
+        event.remove(stage.kit.database.engine, "before_cursor_execute", faults)
+
+
+def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
+    """The job once passes and workers have done what they do anyway."""
+    for _ in range(5):
+        job = stage.kit.job(job_id)
+        if job.lifecycle_status in FINAL:
+            return job
+        if job.locked_by is None:
+            return stage.run_to_end(job_id)
+        stage.kit.advance(91)
+        LockReaper(stage.kit.database, stage.kit.lifecycle).reap()
+    raise AssertionError("the job is out of reach")
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["one statement", "all from one on"])
+@pytest.mark.parametrize("ends", ["well", "in a failure", "in a retry"])
+def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage, ends: str, lasting: bool) -> None:
+    stage.engine.close()  # The watcher, whose statements would be counted too.
+    outcomes: dict[str, Any] = {
+        "well": CARDS,
+        "in a failure": JobError("CONTENT_SAFETY_BLOCKED"),
+        "in a retry": JobError("PROVIDER_UNAVAILABLE"),
+    }
+    for number in range(1, 80):
+        faults = Faults(number, lasting=lasting)
+
+        def answer(request: Any, token: Any, faults: Faults = faults) -> str:
+            faults.armed = True
+            if isinstance(outcomes[ends], Exception):
+                raise outcomes[ends]
+            return json.dumps(outcomes[ends])
+
+        job_id = stage.new_cards(stage.asking(answer, CARDS))
+        stage.provider.requests.clear()
+        with at_work(stage, faults):
+            stage.run(job_id)
+            poll(lambda: not stage.engine.active(), what="the code returned")
+        saved = stage.kit.job(job_id).output_hash is not None
+        job = helped_to_its_end(stage, job_id)
+        assert job.lifecycle_status in FINAL
+        assert len(stage.provider.requests) == len(stage.usage(job_id)) == (1 if saved else job.attempt_no)
+        assert {call["state"] for call in stage.usage(job_id)} <= {"done", "failed", "lost"}
+        assert stage.kit.types(job_id)[-1] == job.lifecycle_status
+        assert job.artifact_count == len(stage.kit.rows("ai_job_artifacts", job_id=job_id))
+        if not faults.struck:
+            assert number > 5
+            return
+    raise AssertionError("the statements never ended")
+
+
+def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: Stage) -> None:
+    stage.engine.close()
+    faults = Faults(2, lasting=True)
+
+    def answer(request: Any, token: Any) -> str:
+        stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+        faults.armed = True
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer))
+    with at_work(stage, faults):
+        assert stage.run(job_id) == "lost"
+        poll(lambda: not stage.engine.active(), what="the code returned")
+    assert helped_to_its_end(stage, job_id).lifecycle_status == "cancelled"
+
+
+def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_the_reaper(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    stage.engine.close()
+    ids: list[str] = []
+
+    def script(*_: Any) -> dict[str, Any]:
+        stage.kit.lifecycle.request_cancel(ids[0], "user:u1")
+        return {"output": {}, "artifacts": 1}
+
+    def fails(run: Any) -> Any:
+        raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
+
+    monkeypatch.setattr(stage.engine._settle, "cancel", fails)
+    ids.append(stage.kit.new_job(job_type=stage.scripted(script)).id)
+    assert stage.run(ids[0]) == "lost"
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert [line["event"] for line in log_lines() if line["level"] == "error"] == ["job.left_to_reaper"]
+    assert helped_to_its_end(stage, ids[0]).lifecycle_status == "cancelled"
+
+
+def test_a_database_that_is_away_when_a_message_comes_reaches_nobody(stage: Stage) -> None:
+    stage.engine.close()
+    job_id = stage.kit.new_job().id
+    message = stage.message(job_id)
+    faults = Faults(1, lasting=True)
+    with at_work(stage, faults):
+        faults.armed = True
+        assert stage.engine.execute(message) == "not_taken"
+    assert stage.run(job_id) == "succeeded"
+
+
+def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stage) -> None:
+    stage.engine.close()
+    for number in range(1, 30):
+        job_id = stage.kit.new_job().id
+        message = stage.message(job_id)
+        faults = Faults(number, lasting=False)
+        with at_work(stage, faults):
+            faults.armed = True
+            stage.engine.execute(message)
+            poll(lambda: not stage.engine.active(), what="the code returned")
+        assert helped_to_its_end(stage, job_id).lifecycle_status == "succeeded"
+        if not faults.struck:
+            return
+    raise AssertionError("the statements never ended")
+
+
+def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
+    cancel = stage.engine._settle.cancel
+
+    def fails(run: Any) -> Any:
+        if run.claim.job_id == bad:
+            raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
+        return cancel(run)
+
+    monkeypatch.setattr(stage.engine._settle, "cancel", fails)
+    deliveries = [stage.start(bad), stage.start(good)]
+    poll(lambda: stage.kit.job(bad).locked_by and stage.kit.job(good).locked_by)
+    for job_id in (bad, good):
+        stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    assert deliveries[1].wait() == "cancelled"
+    deliveries[0].wait()
+    assert helped_to_its_end(stage, bad).lifecycle_status == "cancelled"
+
+
+# --- what is written down of errors ----------------------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x" * 20_000_000),
+        ValueError("a\x00b" * 9000),
+        ValueError("\ud800" * 9000),
+        ValueError("\N{GRINNING FACE}" * 9000),
+        Unprintable(),
+        JobError("PROVIDER_ACCOUNT_EXHAUSTED", "\x00\udfff\N{GRINNING FACE}" * 9000),
+    ],
+    ids=["20 MB", "nul", "surrogates", "emoji", "unprintable", "coded"],
+)
+def test_no_error_text_keeps_a_job_from_failing(stage: Stage, error: Exception) -> None:
+    def script(*_: Any) -> dict[str, Any]:
+        raise error
+
+    job = stage.run_to_end(stage.kit.new_job(job_type=stage.scripted(script)).id)
+    assert job.lifecycle_status == "failed"
+    text = stage.kit.row(job.id)["internal_error_message"]
+    assert 0 < len(text.encode()) <= MAX_BYTES
+    assert stage.run(stage.kit.new_job().id) == "succeeded", "the worker is well"
+
+
+def test_the_internal_message_has_the_stack_and_no_secret_and_the_public_one_neither(stage: Stage) -> None:
+    def script(*_: Any) -> dict[str, Any]:
+        raise ValueError("calling https://me:hunter2pass@host/v1 with sk-abcdefghijklmnop failed")
+
+    job = stage.run_to_end(stage.kit.new_job(job_type=stage.scripted(script)).id)
+    text = stage.kit.row(job.id)["internal_error_message"]
+    assert 'File "' in text
+    assert "ValueError: calling" in text
+    for secret in ("hunter2pass", "abcdefghijklmnop"):
+        assert secret not in text
+    assert job.public_error_message is not None
+    assert all(part not in job.public_error_message for part in ("https", "File", "ValueError"))
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _about(lines: list[dict[str, Any]], job_id: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line.get("jobId") == job_id]
+
+
+def test_every_line_about_a_job_has_the_eight_keys(stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> None:
+    well = stage.new_cards(stage.asking(CARDS))
+    stage.run(well)
+    ill = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
+    stage.run_to_end(ill)
+    lost = stage.kit.running().job_id
+    stage.kit.advance(91)
+    LockReaper(stage.kit.database, stage.kit.lifecycle).reap()
+    for job_id in (well, ill, lost):
+        lines = _about(log_lines(), job_id)
+        assert lines
+        for line in lines:
+            assert set(JOB_KEYS) <= set(line), line
+    (end,) = [line for line in _about(log_lines(), well) if line["event"] == "job.succeeded"]
+    (enqueue,) = stage.kit.events(well, "ai.job.enqueue")
+    assert (end["jobType"], end["queueName"], end["outboxId"], end["attemptNo"], end["lifecycleStatus"]) == (
+        stage.kit.job(well).job_type,
+        "ai-background",
+        enqueue.id,
+        1,
+        "succeeded",
+    )
+    assert end["errorCode"] is None
+    assert isinstance(end["durationMs"], int)
+    (end,) = [line for line in _about(log_lines(), ill) if line["event"] == "job.failed"]
+    assert (end["errorCode"], end["lifecycleStatus"], end["attemptNo"]) == ("PROVIDER_UNAVAILABLE", "failed", 3)
+    assert end["outboxId"] == stage.kit.events(ill, "ai.job.enqueue")[-1].id
+
+
+def test_no_line_holds_input_output_or_the_words_of_an_error(
+    stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    answer = json.loads(json.dumps(CARDS).replace("What is osmosis?", f"What is {CANARY}?"))
+    notes = {**NOTES, "source": {"id": "note-1", "title": CANARY}}
+    attempts = [f"{CANARY} is not JSON", {"cards": [{"card_type": CANARY}]}, answer]
+    job_type = stage.asking(*attempts)
+    job_id = stage.kit.jobs.create_job(CreateJobInput("u1", job_type, "note", "note-1", notes)).job.id
+    stage.run_to_end(job_id)
+
+    def script(*_: Any) -> dict[str, Any]:
+        raise ValueError(CANARY * 30_000)
+
+    failed = stage.kit.new_job({"output": {"said": CANARY}}, job_type=stage.scripted(script)).id
+    stage.run_to_end(failed)
+    lines = [json.dumps(line) for line in log_lines()]
+    assert lines
+    assert not [line for line in lines if CANARY in line]
+    assert CANARY in stage.kit.row(failed)["internal_error_message"], "the words are for operators alone"
+    for wanted in (job_id, failed):
+        own = [line for line in lines if wanted in line]
+        assert sum(map(len, own)) / stage.kit.job(wanted).attempt_no < 4096, "an attempt's lines are short"
+
+
+def test_a_value_too_long_for_its_column_repeats_once_and_leaks_no_parameters(
+    stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    def project(session: Any, job: Any) -> None:
+        card = card_row(job.id, 0)
+        card.source_title, card.lang = CANARY * 30_000, None  # type: ignore[assignment]
+        session.add(card)
+
+    job = stage.run_to_end(saved_job(stage, Writing(project)))
+    assert (job.error_code, job.retry_count) == ("INTERNAL_PROJECTION", 1)
+    lines = [json.dumps(line) for line in log_lines()]
+    assert not [line for line in lines if CANARY in line]
+    assert CANARY not in stage.kit.row(job.id)["internal_error_message"]
