@@ -33,7 +33,7 @@ def find_job_types(package: ModuleType) -> list[ModuleType]:
 def _plugged_in(name: str, value: str) -> ModuleType:
     try:
         return importlib.import_module(value)
-    except ImportError as error:
+    except Exception as error:
         raise DefinitionError(f"the job type {name!r} can't be loaded from {value}: {error}") from error
 
 

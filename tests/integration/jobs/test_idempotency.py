@@ -1,0 +1,208 @@
+"""One user, one job type, one key: one job, for one request."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aijobs.errors import ApiError
+from aijobs.ids import new_id
+from aijobs.jobs.models import AiJob, JobTombstone
+from aijobs.jobs.service import CreatedJob
+from aijobs.settings import KeyRing
+from tests.support.jobs import BEGIN, KEYS, Kit, open_kit, race
+
+NEW = b"n" * 32
+OLD_KEY = KEYS.current
+
+
+def _refusal(kit: Kit, request: Any) -> tuple[str, dict[str, Any]]:
+    before = kit.everything()
+    with pytest.raises(ApiError) as refused:
+        kit.jobs.create_job(request)
+    assert kit.everything() == before
+    return refused.value.code, refused.value.details or {}
+
+
+def test_a_key_used_twice_is_one_job_one_event_one_message(kit: Kit) -> None:
+    first = kit.create(idempotency_key="k")
+    before = kit.everything()
+    second = kit.create(idempotency_key="k")
+    assert (first.created, second.created, second.job.id) == (True, False, first.job.id)
+    assert kit.everything() == before
+    assert kit.broker.pending_count("ai-interactive") == 1
+
+
+def test_without_a_key_each_call_is_a_new_job(kit: Kit) -> None:
+    assert kit.new_job().id != kit.new_job().id
+
+
+def test_twenty_at_once_with_one_key_get_one_job(live_kit: Kit) -> None:
+    kit = live_kit
+    outcomes = race(*[partial(kit.create, idempotency_key="k")] * 20)
+    assert all(isinstance(one, CreatedJob) for one in outcomes), outcomes
+    assert len({one.job.id for one in outcomes}) == 1
+    assert [one.created for one in outcomes].count(True) == 1
+    assert kit.counts() == {
+        "ai_jobs": 1,
+        "ai_job_snapshots": 1,
+        "ai_job_events": 1,
+        "outbox_events": 1,
+        "quota_usage": 1,
+    }
+    assert kit.broker.pending_count("ai-interactive") == 1
+
+
+def test_two_processes_with_one_key_and_other_requests_have_one_winner(live_kit: Kit) -> None:
+    kit = live_kit
+    with open_kit(kit.url) as second:
+        for n in range(8):
+            mine, theirs = race(
+                partial(kit.create, target_id="a", idempotency_key=f"k{n}"),
+                partial(second.create, target_id="b", idempotency_key=f"k{n}"),
+            )
+            won, lost = (mine, theirs) if isinstance(mine, CreatedJob) else (theirs, mine)
+            assert won.created
+            assert isinstance(lost, ApiError)
+            assert lost.code == "IDEMPOTENCY_KEY_REUSED"
+            assert lost.details == {"jobId": won.job.id, "reason": "other_request"}
+
+
+def test_a_unique_conflict_that_no_lock_foresaw_is_answered_with_the_winner(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up misses the winner once, as it does when the winner commits just after it."""
+    winner = kit.new_job(idempotency_key="k")
+    looked = []
+    real = kit.jobs._existing
+
+    def blind_twice(*arguments: Any) -> AiJob | None:
+        looked.append(1)
+        return None if len(looked) <= 2 else real(*arguments)
+
+    monkeypatch.setattr(kit.jobs, "_existing", blind_twice)
+    before = kit.everything()
+    again = kit.create(idempotency_key="k")
+    assert (again.created, again.job.id, len(looked)) == (False, winner.id, 3)
+    looked.clear()
+    with pytest.raises(ApiError, match="IDEMPOTENCY_KEY_REUSED"):
+        kit.create(idempotency_key="k", target_id="another")
+    assert kit.everything() == before
+
+
+def test_the_order_of_keys_and_the_spelling_of_numbers_make_no_other_request(kit: Kit) -> None:
+    first = kit.create({"output": {"a": 1, "b": {"c": [1, 2.0], "d": "x"}}, "artifacts": 1}, idempotency_key="k")
+    again = kit.create({"artifacts": 1, "output": {"b": {"d": "x", "c": [1.0, 2]}, "a": 1}}, idempotency_key="k")
+    assert again.job.id == first.job.id
+
+
+OTHERS: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any]]] = {
+    "input": (({"output": {"said": "goodbye"}},), {}),
+    "a default spelt out": (({"output": {"said": "hello"}, "sleep_ms": 0},), {}),
+    "list order": (({"output": {"said": "hello"}}, {"artifacts": 1}), {}),
+    "true for 1": (({"output": {"said": True}},), {}),
+    "target id": ((), {"target_id": "n2"}),
+    "target type": ((), {"target_type": "page"}),
+    "priority": ((), {"priority": 50}),
+    "output version": ((), {"output_schema_version": "1"}),
+}
+
+
+def test_a_key_reused_for_another_request_is_refused_with_the_job_it_led_to(kit: Kit) -> None:
+    job = kit.new_job(idempotency_key="k")
+    for other, (calls, changes) in OTHERS.items():
+        code, details = _refusal(kit, kit.request(*calls, idempotency_key="k", **changes))
+        assert (code, details) == ("IDEMPOTENCY_KEY_REUSED", {"jobId": job.id, "reason": "other_request"}), other
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "succeeded", "retrying"])
+def test_a_key_leads_to_its_job_whatever_became_of_it(kit: Kit, state: str) -> None:
+    job_id, _ = kit.job_in(state, idempotency_key="k")
+    before = kit.everything()
+    again = kit.create(idempotency_key="k")
+    assert (again.created, again.job.id) == (False, job_id)
+    assert kit.everything() == before
+
+
+def test_the_key_of_a_job_that_was_deleted_is_refused_as_expired(kit: Kit) -> None:
+    gone = new_id()
+    with kit.database.transaction() as session:
+        session.add(
+            JobTombstone(
+                job_id=gone,
+                user_id="u1",
+                job_type="synthetic",
+                idempotency_key="k",
+                request_hash="k1:0",
+                deleted_at=BEGIN,
+            )
+        )
+    assert _refusal(kit, kit.request(idempotency_key="k")) == (
+        "IDEMPOTENCY_KEY_REUSED",
+        {"jobId": gone, "reason": "expired"},
+    )
+    assert kit.create(idempotency_key="K").created
+    assert kit.create(idempotency_key="k", user_id="u2").created
+    assert kit.create(idempotency_key="k", job_type="synthetic_background").created
+
+
+ALIKE = (
+    *("Order-A", "order-a", "ORDER-A", "ord\u00e9r-a", "orde\u0301r-a", "\uff2frder-a", "order-\uff41"),
+    *("stra\u00dfe", "strasse", "STRASSE", "k", "\uff4b", "K", "\u212a", "k-", "k\u200b", "\u0131", "i", "\u0130"),
+    *("\ufb01", "fi"),
+)
+
+
+def test_keys_that_only_look_alike_are_jobs_of_their_own_on_every_database(kit: Kit) -> None:
+    ids = {key: kit.new_job(idempotency_key=key).id for key in ALIKE}
+    assert len(set(ids.values())) == len(ALIKE)
+    for key, job_id in ids.items():
+        assert kit.create(idempotency_key=key).job.id == job_id
+    assert len({event.dedupe_key for job_id in ids.values() for event in kit.events(job_id)}) == len(ALIKE)
+
+
+def test_users_and_types_that_share_a_key_have_jobs_and_messages_of_their_own(kit: Kit) -> None:
+    jobs = [
+        kit.new_job(user_id=user, idempotency_key="k", job_type=job_type)
+        for user in ("u1", "U1", "ú1", "u1:k=k")
+        for job_type in ("synthetic", "synthetic_background")
+    ]
+    assert len({job.id for job in jobs}) == 8
+    assert kit.broker.pending_count("ai-interactive") + kit.broker.pending_count("ai-background") == 8
+
+
+def test_a_key_that_spells_a_job_id_meets_no_other_jobs_event(kit: Kit) -> None:
+    keyless = kit.new_job()
+    keyed = kit.new_job(idempotency_key=keyless.id)
+    also = kit.new_job(idempotency_key=f"j={keyless.id}")
+    assert len({kit.events(job.id)[0].dedupe_key for job in (keyless, keyed, also)}) == 3
+
+
+def test_a_message_key_that_was_rotated_still_knows_the_request_and_one_that_is_gone_does_not(kit: Kit) -> None:
+    job = kit.new_job(idempotency_key="k")
+    with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k2", NEW), OLD_KEY))) as rotated:
+        assert rotated.create(idempotency_key="k").job.id == job.id
+        new = rotated.new_job(idempotency_key="new")
+        assert rotated.row(new.id)["request_hash"].startswith("k2:")
+    with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k2", NEW),))) as later:
+        assert later.create(idempotency_key="new").job.id == new.id
+        code, details = _refusal(later, later.request(idempotency_key="k"))
+        assert (code, details["jobId"]) == ("IDEMPOTENCY_KEY_REUSED", job.id)
+
+
+def test_the_stored_hash_tells_nothing_of_the_request_without_the_key(kit: Kit) -> None:
+    one = kit.row(kit.new_job(idempotency_key="a").id)["request_hash"]
+    same = kit.row(kit.new_job(idempotency_key="b").id)["request_hash"]
+    assert one == same, "the key is no part of the request"
+    with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k1", NEW),))) as other:
+        assert other.row(other.new_job(idempotency_key="c").id)["request_hash"] != one
+    assert kit.row(kit.new_job().id)["request_hash"] is None
+
+
+def test_a_job_that_waits_long_is_still_found_by_its_key(kit: Kit) -> None:
+    job = kit.new_job(idempotency_key="k")
+    kit.advance(timedelta(days=170).total_seconds())
+    assert kit.create(idempotency_key="k").job.id == job.id

@@ -1,0 +1,273 @@
+"""To run a job again is a new job; the old one keeps its history, and a chain has one end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aijobs.definitions.definition import Queue
+from aijobs.errors import ApiError
+from aijobs.ids import new_id
+from aijobs.job_types.synthetic import DEFINITION
+from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.service import CreatedJob
+from aijobs.jobs.snapshots import delete_expired
+from aijobs.jobs.status import FINAL
+from tests.support.jobs import BEGIN, Kit, race
+from tests.support.rows import build_job
+
+LOST = JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone")
+
+
+def _refusal(kit: Kit, job_id: str) -> tuple[str, dict[str, Any] | None]:
+    before = kit.everything()
+    with pytest.raises(ApiError) as refused:
+        kit.jobs.retry(job_id, "operator:ann")
+    assert kit.everything() == before, "a refused retry leaves nothing"
+    return refused.value.code, refused.value.details
+
+
+def _retry(kit: Kit, job_id: str) -> AiJob:
+    retried = kit.jobs.retry(job_id, "operator:ann")
+    assert retried.created
+    return retried.job
+
+
+def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit: Kit) -> None:
+    parent = kit.new_job({"output": {"a": 1}}, idempotency_key="k", priority=7, target_id="n9", user_id="u9")
+    claim = kit.lock(parent.id)
+    kit.lifecycle.report_progress(claim, 60)
+    kit.lifecycle.release_for_retry(claim, BEGIN, error_code="PROVIDER_UNAVAILABLE", faults=["too short"])
+    claim = kit.lock(parent.id)
+    kit.advance(100)
+    kit.lifecycle.mark_failed(claim, LOST)
+    kit.set(parent.id, retry_count=2, lost_count=2)
+    before, history = kit.row(parent.id), kit.rows("ai_job_events", job_id=parent.id)
+    kit.advance(50)
+    child = _retry(kit, parent.id)
+    assert kit.row(parent.id) == before
+    assert kit.rows("ai_job_events", job_id=parent.id) == history
+    fresh = kit.row(kit.new_job(user_id="u9").id)
+    row = kit.row(child.id)
+    inherited = {name: value for name, value in row.items() if value != fresh[name]}
+    assert inherited == {
+        "id": child.id,
+        "priority": 7,
+        "target_id": "n9",
+        "trigger_type": "admin",
+        "parent_job_id": parent.id,
+        "root_id": parent.id,
+    }
+    assert row["created_at"] == BEGIN + timedelta(seconds=150)
+    assert [(one.type, one.actor) for one in kit.history(child.id)] == [("created", "admin")]
+    ours, theirs = (kit.rows("ai_job_snapshots", job_id=job_id)[0] for job_id in (child.id, parent.id))
+    assert (ours["content"], ours["content_hash"]) == (theirs["content"], theirs["content_hash"])
+    assert ours["expires_at"] == BEGIN + timedelta(seconds=150, days=30)
+
+
+def test_a_child_goes_through_registry_and_outbox_under_a_name_of_its_own(kit: Kit) -> None:
+    parent, _ = kit.job_in("failed", idempotency_key="k")
+    kit.broker.lose_all()
+    child = _retry(kit, parent)
+    (event,) = kit.events(child.id)
+    assert event.dedupe_key == f"synthetic:u1:j={child.id}:1"
+    assert event.dedupe_key != kit.events(parent)[0].dedupe_key
+    assert kit.broker.take("ai-interactive").job_id == child.id
+    claim = kit.lock(child.id)
+    assert kit.lifecycle.mark_succeeded(claim).lifecycle_status == "succeeded"
+
+
+def test_a_child_runs_under_todays_definition(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    parent, _ = kit.job_in("failed")
+    kit.services.registry._definitions["synthetic"] = replace(
+        DEFINITION,
+        queue=Queue("ai-background", 1),
+        execution=replace(DEFINITION.execution, max_retries=9),
+        output=replace(DEFINITION.output, schema_version="2"),
+    )
+    child = _retry(kit, parent)
+    assert (child.queue_name, child.max_retry_count, child.output_schema_version, child.priority) == (
+        "ai-background",
+        9,
+        "2",
+        50,
+    )
+    assert kit.broker.pending_count("ai-background") == 1
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "cancelled_waiting"])
+def test_failed_and_cancelled_jobs_can_be_retried(kit: Kit, state: str) -> None:
+    parent, _ = kit.job_in(state)
+    child = _retry(kit, parent)
+    assert (child.parent_job_id, child.cancel_requested_at, child.lifecycle_status) == (parent, None, "queued")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("queued", "not_final"),
+        ("running", "not_final"),
+        ("retrying", "not_final"),
+        ("cancel_requested", "not_final"),
+        ("succeeded", "succeeded"),
+    ],
+)
+def test_no_other_state_can_be_retried(kit: Kit, state: str, reason: str) -> None:
+    parent, _ = kit.job_in(state)
+    assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": reason})
+
+
+def test_a_job_that_is_not_there_can_not_be_retried(kit: Kit) -> None:
+    for nobody in (new_id(), "", "x' OR 1=1"):
+        assert _refusal(kit, nobody) == ("JOB_NOT_FOUND", None)
+
+
+def test_asked_again_while_the_child_lives_it_is_the_same_child(kit: Kit) -> None:
+    parent, _ = kit.job_in("failed")
+    child = _retry(kit, parent)
+    before = kit.everything()
+    for state in ("queued", "running"):
+        again = kit.jobs.retry(parent, "operator:bob")
+        assert (again.created, again.job.id, again.job.lifecycle_status) == (False, child.id, state)
+        if state == "queued":
+            assert kit.everything() == before
+            claim = kit.lock(child.id)
+    kit.lifecycle.mark_failed(claim, LOST)
+    assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": "superseded", "newestJobId": child.id})
+
+
+def test_only_the_newest_of_a_chain_can_be_retried(kit: Kit) -> None:
+    root, _ = kit.job_in("failed")
+    chain = [root]
+    for _ in range(4):
+        kit.advance(1)
+        child = _retry(kit, chain[-1])
+        kit.lifecycle.mark_failed(kit.lock(child.id), LOST)
+        chain.append(child.id)
+    rows = {job_id: kit.row(job_id) for job_id in chain}
+    assert [rows[job_id]["root_id"] for job_id in chain] == [root] * 5
+    assert [rows[job_id]["parent_job_id"] for job_id in chain] == [None, *chain[:-1]]
+    for old in chain[:-1]:
+        assert _refusal(kit, old) == ("JOB_NOT_RETRYABLE", {"reason": "superseded", "newestJobId": chain[-1]})
+    newest = _retry(kit, chain[-1])
+    for old in chain[:-1]:
+        assert _refusal(kit, old)[1] == {"reason": "superseded", "newestJobId": newest.id}
+    assert {job_id: kit.row(job_id) for job_id in chain} == rows
+
+
+def test_twenty_who_retry_at_once_make_one_child(live_kit: Kit) -> None:
+    kit = live_kit
+    parent, _ = kit.job_in("failed")
+    kit.broker.lose_all()
+    outcomes = race(*[partial(kit.jobs.retry, parent, "operator:ann")] * 20)
+    assert all(isinstance(one, CreatedJob) for one in outcomes), outcomes
+    assert len({one.job.id for one in outcomes}) == 1
+    assert [one.created for one in outcomes].count(True) == 1
+    assert len(kit.rows("ai_jobs", parent_job_id=parent)) == 1
+    assert kit.broker.pending_count("ai-interactive") == 1
+
+
+def test_a_second_child_that_no_lock_foresaw_is_refused_by_the_database(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, _ = kit.job_in("failed")
+    child = _retry(kit, parent)
+    looked = []
+    real = kit.jobs._live_child
+
+    def blind_once(*arguments: Any) -> AiJob | None:
+        looked.append(1)
+        return None if len(looked) == 1 else real(*arguments)
+
+    monkeypatch.setattr(kit.jobs, "_live_child", blind_once)
+    before = kit.everything()
+    again = kit.jobs.retry(parent, "operator:ann")
+    assert (again.created, again.job.id) == (False, child.id)
+    assert kit.everything() == before
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_a_type_that_is_registered_no_more_can_not_be_retried(sqlite_kit: Kit) -> None:
+    sqlite_kit.new_job()  # The user's row is there.
+    job = build_job(job_type="gone", lifecycle_status="failed")
+    with sqlite_kit.database.transaction() as session:
+        session.add(job)
+    assert _refusal(sqlite_kit, job.id) == ("JOB_NOT_RETRYABLE", {"reason": "unknown_job_type"})
+
+
+def test_a_job_whose_credential_is_gone_can_not_be_retried(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    parent, _ = kit.job_in("failed")
+    kit.set(parent, credential_mode="user_deepseek_key")
+    assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": "credential_gone"})
+
+
+def test_a_snapshot_goes_only_with_a_final_job_and_then_there_is_no_retry(kit: Kit) -> None:
+    states = ("queued", "running", "retrying", "cancel_requested", "failed", "cancelled", "succeeded")
+    jobs = {state: kit.job_in(state)[0] for state in states}
+    child = _retry(kit, kit.job_in("failed")[0])
+    kit.advance(timedelta(days=30, seconds=-1).total_seconds())
+    assert kit.database.write(lambda s: delete_expired(s, kit.clock, 100)) == 0
+    kit.advance(1)
+    assert kit.database.write(lambda s: delete_expired(s, kit.clock, 2)) == 2
+    assert kit.database.write(lambda s: delete_expired(s, kit.clock, 100)) == 2
+    left = {row["job_id"] for row in kit.rows("ai_job_snapshots")}
+    assert left == {child.id} | {job_id for state, job_id in jobs.items() if state not in FINAL}
+    for state in ("failed", "cancelled"):
+        assert _refusal(kit, jobs[state]) == ("JOB_NOT_RETRYABLE", {"reason": "snapshot_expired"})
+    assert kit.types(jobs["succeeded"]) == ["created", "locked", "succeeded"]
+
+
+def test_a_snapshot_that_expired_is_rebuilt_where_the_type_can(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    parent, _ = kit.job_in("failed", target_id="n5")
+    kit.advance(timedelta(days=31).total_seconds())
+    kit.database.write(lambda s: delete_expired(s, kit.clock, 100))
+
+    def rebuild(target_type: str, target_id: str) -> dict[str, Any] | None:
+        return {"calls": [{"output": {"again": f"{target_type}/{target_id}"}}]}
+
+    registered = kit.services.registry._definitions
+    registered["synthetic"] = replace(DEFINITION, rebuild=lambda *_: None)
+    assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": "snapshot_expired"})
+    registered["synthetic"] = replace(DEFINITION, rebuild=rebuild)
+    child = _retry(kit, parent)
+    (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
+    assert snapshot["content"]["calls"][0]["output"] == {"again": "note/n5"}
+
+
+# --- what was paid for --------------------------------------------------------------------------------------------
+
+
+def _failed_with_output(kit: Kit, output: Any) -> str:
+    claim = kit.running()
+    kit.lifecycle.save_output(claim, output)
+    kit.lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_PROJECTION"))
+    return claim.job_id
+
+
+@pytest.mark.parametrize("output", [{"output": {"a": "é"}, "artifacts": 1}, {}])
+def test_a_saved_output_is_inherited_with_its_hash(kit: Kit, output: Any) -> None:
+    parent = _failed_with_output(kit, output)
+    child = kit.row(_retry(kit, parent).id)
+    before = kit.row(parent)
+    assert child["validated_output"] == before["validated_output"] == output
+    assert child["output_hash"] == before["output_hash"]
+    assert child["artifact_count"] == 0
+
+
+@pytest.mark.parametrize("version", ["prompt_version", "input_schema_version", "output_schema_version"])
+def test_an_output_of_other_versions_is_bought_again(sqlite_kit: Kit, version: str) -> None:
+    kit = sqlite_kit
+    parent = _failed_with_output(kit, {"paid": True})
+    kit.set(parent, **{version: "older"})
+    child = kit.row(_retry(kit, parent).id)
+    assert (child["validated_output"], child["output_hash"]) == (None, None)

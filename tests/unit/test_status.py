@@ -1,0 +1,83 @@
+"""The states, the moves between them, and the words derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from aijobs.jobs import status
+from aijobs.jobs.claim import Claim, JobErrorInfo, Lease
+from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES, STATUS_TO_LIFECYCLE, TRANSITIONS, phase
+
+
+@dataclass
+class Row:
+    """What a phase is derived from."""
+
+    lifecycle_status: str
+    locked_by: str | None = None
+    cancel_requested_at: datetime | None = None
+
+
+def test_there_are_five_states_and_five_moves() -> None:
+    assert LIFECYCLE_STATUSES == ("queued", "running", "succeeded", "failed", "cancelled")
+    moves = {(source, target) for source, targets in TRANSITIONS.items() for target in targets}
+    assert moves == {
+        ("queued", "running"),
+        ("queued", "cancelled"),
+        ("running", "succeeded"),
+        ("running", "failed"),
+        ("running", "cancelled"),
+    }
+    assert {source for source, targets in TRANSITIONS.items() if not targets} == status.FINAL
+
+
+def test_the_legacy_names_map_as_they_always_did() -> None:
+    assert STATUS_TO_LIFECYCLE == {
+        "pending": "queued",
+        "processing": "running",
+        "completed": "succeeded",
+        "failed": "failed",
+        "cancelled": "cancelled",
+        "cancel_requested": "cancelled",
+    }
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("row", "published", "expected"),
+    [
+        (Row("queued"), False, "created"),
+        (Row("queued"), True, "queued"),
+        (Row("running", "w"), True, "running"),
+        (Row("running", "w"), False, "running"),
+        (Row("running"), True, "retrying"),
+        (Row("running", "w", AT), True, "cancel_requested"),
+        (Row("succeeded"), True, "succeeded"),
+        (Row("failed"), True, "failed"),
+        (Row("cancelled", None, AT), True, "cancelled"),
+    ],
+)
+def test_the_phase_says_where_a_job_is(row: Row, published: bool, expected: str) -> None:
+    assert phase(row, published) == expected
+    assert expected in PHASES
+
+
+def test_a_claim_knows_the_instance_that_its_token_names() -> None:
+    assert Claim("j", "host~boot~ns~1~2~ab/0123", 1).instance == "host~boot~ns~1~2~ab"
+
+
+def test_a_lease_counts_as_lost_after_length_and_grace() -> None:
+    from datetime import timedelta
+
+    assert Lease(timedelta(seconds=60), timedelta(seconds=30)).threshold_ms == 90_000
+
+
+def test_an_error_carries_its_codes_public_message() -> None:
+    info = JobErrorInfo.of("TIMEOUT", "inner")
+    assert (info.code, info.internal_message) == ("TIMEOUT", "inner")
+    assert "took too long" in info.public_message
