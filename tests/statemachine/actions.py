@@ -29,48 +29,65 @@ QUEUE = (0, 1)
 ACTIONS: dict[str, dict[str, Sequence[Any]]] = {
     "create": {
         "user": (0, 1),
-        "kind": (*range(len(KINDS)), 0, 1, 0, 1),
+        "kind": (*range(len(KINDS)), 0, 1, 2, 0, 1, 2, 3),
         "key": (None, None, None, 0, 1),
         "variant": (0, 0, 0, 1),
         "plan": PLANS,
     },
     "deliver": {"seat": SEAT, "queue": QUEUE, "plan": PLANS},
+    "deliver_again": {"seat": SEAT, "n": NTH, "plan": PLANS},
     "go_on": {"n": NTH, "order": ORDERS},
     "answer": {"n": NTH, "outcome": OUTCOMES},
     "work": {"n": NTH, "outcome": OUTCOMES, "plan": PLANS},
-    "advance": {"seconds": (1, 0.4, 5, 16, 31, 61, 91, 125, 400, 3700, 31 * 86400, 181 * 86400)},
+    "watch": {"seat": SEAT, "plan": PLANS},
+    "advance": {"seconds": (1, 2, 5, 0.4, 16, 31, 61, 91, 125, 400)},
     "dispatch": {"plan": PLANS},
     "redrive": {"plan": PLANS},
     "reap": {"plan": PLANS},
-    "watch": {"seat": SEAT, "plan": PLANS},
+    "release_claims": {"plan": PLANS},
+    "prune": {"plan": PLANS},
+    "clean_snapshots": {"plan": PLANS},
     "cancel": {"n": NTH, "plan": PLANS},
     "retry": {"n": NTH, "plan": PLANS},
-    "deliver_again": {"seat": SEAT, "n": NTH, "plan": PLANS},
-    "release_claims": {"plan": PLANS},
     "kill": {"seat": SEAT},
     "restart": {"seat": SEAT, "plan": PLANS},
     "drain": {"seat": SEAT, "plan": PLANS},
-    "pause": {"queue": QUEUE},
     "lose": {"n": NTH},
+    "refuse": {"n": NTH, "times": (1, 2, 3, 4)},
+    "pause": {"queue": QUEUE},
+    "resume": {},
     "flush": {},
     "cut_broker": {},
-    "refuse": {"n": NTH, "times": (1, 2, 3, 4)},
-    "prune": {"plan": PLANS},
-    "clean_snapshots": {"plan": PLANS},
+    "mend_broker": {},
+    "pass_days": {"days": (181, 31, 366, 0.05)},
 }
 """Each action with the values that its arguments may have, the plainest first."""
 
-WEIGHTS = {"create": 5, "deliver": 8, "go_on": 8, "answer": 4, "work": 6, "advance": 6, "dispatch": 4, "redrive": 2}
-WEIGHTS |= {"reap": 3, "watch": 3, "cancel": 2, "retry": 2}
+KINDS_OF_ACTION: dict[str, tuple[str, ...]] = {
+    "ask": ("create", "create", "cancel", "retry"),
+    "arrive": ("deliver",),
+    "deliver": ("mend_broker", "resume", "deliver", "deliver", "deliver", "deliver_again"),
+    "work": ("work", "work", "answer", "go_on"),
+    "step": ("go_on", "go_on", "answer"),
+    "watch": ("watch",),
+    "advance": ("advance",),
+    "upkeep": ("dispatch", "dispatch", "redrive", "reap", "reap", "restart", "restart", "release_claims"),
+    "trouble": (
+        *("kill", "drain", "lose", "refuse", "flush", "pause"),
+        *("cut_broker", "pass_days", "prune", "prune", "clean_snapshots"),
+    ),
+}
+"""What is chosen first, each as likely as the others, so that work is not drowned in trouble."""
 
 
 def improvise(seed: int, steps: int, world: World) -> Iterator[tuple[str, dict[str, Any]]]:
     """`steps` actions chosen by `seed`, each of those that have something to act on."""
     dice = random.Random(seed)
-    names = [name for name in ACTIONS for _ in range(WEIGHTS.get(name, 1))]
-    for _ in range(steps):
-        name = dice.choice([name for name in names if world.can(name)])
-        yield name, {argument: dice.choice(values) for argument, values in ACTIONS[name].items()}
+    while steps:
+        name = dice.choice(KINDS_OF_ACTION[dice.choice(list(KINDS_OF_ACTION))])
+        if world.can(name) and not (name == "create" and world.waiting() and dice.random() < 0.5):
+            steps -= 1
+            yield name, {argument: dice.choice(values) for argument, values in ACTIONS[name].items()}
 
 
 def play(world: World, program: Program | Iterator[tuple[str, dict[str, Any]]]) -> Beliefs:

@@ -146,6 +146,7 @@ class Beliefs:
             self.world.promised_jobs.discard(job_id)
         for job_id in self.before.jobs.keys() - now.jobs.keys():
             self._was_old(job_id)
+            self.world.gone_at[job_id] = self.world.clock.at
             self._ended.pop(job_id, None)
 
     def _was_old(self, job_id: str) -> None:

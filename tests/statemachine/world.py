@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from greenlet import getcurrent
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.ai.cost import CostCalculator
@@ -51,7 +51,6 @@ from tests.statemachine.faulty import AWAY, FaultyDatabase
 from tests.statemachine.flows import (
     COMMIT,
     EVENT,
-    LOCK,
     PROVIDER,
     Died,
     Flow,
@@ -69,7 +68,7 @@ LEAVE = "leave"
 """Leave the flow standing at the commit, to go on later or never."""
 
 ANSWER = json.dumps(flashcard_generation.SAMPLE_OUTPUT)
-JOB_DAYS = 180
+JOB_DAYS, TOMBSTONE_DAYS = 180, 365
 
 # Two real types that ask a provider, one that can't be cancelled, one that is scripted, one that no worker knows.
 KINDS = ("cards_soon", "cards_later", "cards_stubborn", "scripted", "unheard_of")
@@ -90,7 +89,7 @@ DEFINITIONS = (
 )
 UNKNOWN_TO_WORKERS = "unheard_of"
 SEATS = 3
-NEED_JOBS = ("cancel", "retry", "refuse", "dispatch", "redrive", "reap", "release_claims", "prune", "clean_snapshots")
+NEED_JOBS = ("cancel", "retry", "refuse", "dispatch", "redrive", "reap", "release_claims")
 SLOTS = 2
 
 
@@ -117,6 +116,11 @@ class ShakyBroker(KitBroker):
         if message is not None:
             self.handed_out.append(message)
         return message
+
+    def pass_days(self, days: float) -> None:
+        """Much time passes."""
+        self.aged = True
+        self.clock.advance(timedelta(days=days))
 
     def lose(self, n: int) -> None:
         """Lose one waiting message, the `n`-th of all."""
@@ -258,8 +262,10 @@ class World:
         """Requests and passes that were left standing."""
         self.promised_cancels: set[str] = set()
         self.promised_jobs: set[str] = set()
-        self.promised_keys: dict[tuple[str, str, str], str] = {}
-        self._has_jobs = False
+        self.promised_keys: dict[tuple[str, str, str | None], str] = {}
+        self.gone_at: dict[str, datetime] = {}
+        """When a deleted job was missed first."""
+        self._has_jobs, self.paused, self.aged = False, False, False
         self.violations: list[str] = []
         self.program: list[tuple[str, dict[str, Any]]] = []
 
@@ -271,6 +277,7 @@ class World:
             jwt_secret="j" * 32,
             message_keys=KEYS,
             job_days=JOB_DAYS,
+            tombstone_days=TOMBSTONE_DAYS,
         )
         return build_services(settings, database=self.database, clock=self.clock, broker=self.broker)  # type: ignore[arg-type]
 
@@ -305,13 +312,18 @@ class World:
                 return
             self._promise(made)
             if key is not None:
-                known = self.promised_keys.setdefault(by_key, made.job.id)  # type: ignore[arg-type]
-                if known != made.job.id and self.job(known) is not None:
+                known = self.promised_keys.setdefault(by_key, made.job.id)
+                if known != made.job.id and not self._is_forgotten(known):
                     raise Broken(f"one key led to the jobs {known} and {made.job.id}")
-                self.promised_keys[by_key] = made.job.id  # type: ignore[index]
+                self.promised_keys[by_key] = made.job.id
 
         self._has_jobs = True
         self._run_alone("create", create, plan)
+
+    def _is_forgotten(self, job_id: str) -> bool:
+        """Whether a deleted job's tombstone may be gone as well."""
+        gone_at = self.gone_at.get(job_id)
+        return gone_at is not None and self.clock.at - gone_at >= timedelta(days=TOMBSTONE_DAYS)
 
     def cancel(self, n: int, plan: str) -> None:
         """Ask for the `n`-th job to be cancelled."""
@@ -353,14 +365,17 @@ class World:
         self.promised_jobs.add(made.job.id)
 
     def pause(self, queue: int) -> None:
-        """Pause a queue, or let it go on."""
+        """Pause a queue."""
         name = sorted(QUEUES)[queue]
         with self.database.transaction() as session:
-            paused = session.get(QueuePause, name)
-            if paused is not None:
-                session.delete(paused)
-            else:
-                session.add(QueuePause(queue_name=name, reason="model", paused_by="model", paused_at=self.clock.at))
+            session.merge(QueuePause(queue_name=name, reason="model", paused_by="model", paused_at=self.clock.at))
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let paused queues go on."""
+        with self.database.transaction() as session:
+            session.execute(delete(QueuePause))
+        self.paused = False
 
     # --- passes --------------------------------------------------------------------------------------------------
 
@@ -391,11 +406,13 @@ class World:
     # --- workers -------------------------------------------------------------------------------------------------
 
     def deliver(self, seat: int, queue: int, plan: str) -> None:
-        """A worker's free slot takes the next message of a queue, up to the lock."""
-        if not self.broker.away and (worker := self._free(seat)):
-            message = self.broker.take(sorted(QUEUES)[queue])
-            if message is not None:
-                self._start_slot(worker, message, plan)
+        """A worker's free slot takes the next message of a queue, or of the other, up to the lock."""
+        if self.broker.away or (worker := self._free(seat)) is None:
+            return
+        queues = sorted(QUEUES)
+        message = self.broker.take(queues[queue]) or self.broker.take(queues[1 - queue])
+        if message is not None:
+            self._start_slot(worker, message, plan)
 
     def deliver_again(self, seat: int, n: int, plan: str) -> None:
         """A message that was taken before comes a second time, perhaps to another worker."""
@@ -403,8 +420,11 @@ class World:
             self._start_slot(worker, self.broker.handed_out[n % len(self.broker.handed_out)], plan)
 
     def _free(self, seat: int) -> Worker | None:
-        worker = self.workers[seat]
-        return worker if worker.alive and worker.slots_used() < SLOTS else None
+        """The worker in this seat, or in the next that has a free slot."""
+        for worker in (*self.workers[seat:], *self.workers[:seat]):
+            if worker.alive and worker.slots_used() < SLOTS:
+                return worker
+        return None
 
     def _start_slot(self, worker: Worker, message: JobMessage, plan: str) -> None:
         slot = Flow(worker, "slot", lambda: worker.engine.execute(message), self.hub)
@@ -430,7 +450,9 @@ class World:
 
     def watch(self, seat: int, plan: str) -> None:
         """A worker's watcher looks once: beats, cancels, deadlines."""
-        worker = self.workers[seat]
+        worker = next(
+            (w for w in (*self.workers[seat:], *self.workers[:seat]) if w.engine.active()), self.workers[seat]
+        )
         if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
             self._run(Flow(worker, "watcher", worker.watcher.look, self.hub), plan)
 
@@ -466,6 +488,11 @@ class World:
         """Time passes."""
         self.clock.advance(timedelta(seconds=seconds))
 
+    def pass_days(self, days: float) -> None:
+        """Much time passes."""
+        self.aged = True
+        self.clock.advance(timedelta(days=days))
+
     def lose(self, n: int) -> None:
         """The broker loses one message."""
         self.broker.lose(n)
@@ -475,8 +502,12 @@ class World:
         self.broker.lose_all()
 
     def cut_broker(self) -> None:
-        """The broker goes away, or comes back."""
-        self.broker.away = not self.broker.away
+        """The broker goes away."""
+        self.broker.away = True
+
+    def mend_broker(self) -> None:
+        """The broker comes back, with what it held."""
+        self.broker.away = False
 
     def refuse(self, n: int, times: int) -> None:
         """The next messages of one job can't be sent."""
@@ -553,14 +584,32 @@ class World:
         if saved is not None:
             self.violations.append(f"{saved} has a saved answer, and {job_id} buys another")
 
+    def waiting(self) -> int:
+        """How many messages the broker holds."""
+        return self.broker.waiting()
+
     def can(self, name: str) -> bool:
         """Whether an action has something to act on."""
-        if name in ("go_on", "answer", "work"):
-            return bool(self._flows())
+        if name == "answer":
+            return any(flow.why == PROVIDER for flow in self._flows())
+        if name == "watch":
+            return any(worker.alive and worker.engine.active() for worker in self.workers)
+        if name == "work":
+            return any(flow.attempt is not None for flow in self._flows())
+        if name == "go_on":
+            return any(flow.why != PROVIDER for flow in self._flows())
+        if name in ("prune", "clean_snapshots"):
+            return self.aged
         if name in NEED_JOBS:
             return self._has_jobs
-        if name in ("lose", "deliver"):
+        if name in ("lose", "flush"):
             return self.broker.waiting() > 0
+        if name == "deliver":
+            return self.broker.waiting() > 0 and not self.broker.away
+        if name in ("cut_broker", "mend_broker"):
+            return self.broker.away == (name == "mend_broker")
+        if name == "resume":
+            return self.paused
         if name == "deliver_again":
             return bool(self.broker.handed_out)
         if name == "restart":
@@ -572,9 +621,7 @@ class World:
     def heal(self) -> Iterator[int]:
         """The world in good health, round by round: everything that stands goes on, and time passes."""
         self.broker.away, self.broker.refusals = False, Counter()
-        with self.database.transaction() as session:
-            for paused in session.execute(select(QueuePause)).scalars():
-                session.delete(paused)
+        self.resume()
         for turn in count():
             self._healthy_round()
             yield turn

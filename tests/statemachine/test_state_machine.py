@@ -1,0 +1,166 @@
+"""Any sequence of requests, steps, deaths and faults keeps the promises, and a healthy world then ends every job.
+
+`HYPOTHESIS_MAX_EXAMPLES` is not read: the short profile is the same each time, the long one looks for new sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from tests.statemachine.actions import ACTIONS, KINDS_OF_ACTION, improvise, play
+from tests.statemachine.beliefs import Beliefs
+from tests.statemachine.faulty import FaultyDatabase
+from tests.statemachine.world import Broken, World, open_world
+from tests.support.databases import SqliteDatabases
+from tests.support.jobs import prepare_database
+
+
+@pytest.fixture(scope="module")
+def database(sqlite: SqliteDatabases) -> Iterator[FaultyDatabase]:
+    """One database for all examples: each empties it, and what SQLAlchemy compiled is kept."""
+    url = sqlite.create_database(prepare_database)
+    opened = FaultyDatabase(url)
+    yield opened
+    opened.dispose()
+    sqlite.drop_database(url)
+
+
+def _step(kind: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """An action of this kind with its values."""
+    names = st.sampled_from(KINDS_OF_ACTION[kind])
+    return names.flatmap(
+        lambda name: st.tuples(
+            st.just(name), st.fixed_dictionaries({key: st.sampled_from(of) for key, of in ACTIONS[name].items()})
+        )
+    )
+
+
+class Deployment(RuleBasedStateMachine):
+    """One example: a new world, whose actions Hypothesis chooses."""
+
+    database: ClassVar[FaultyDatabase]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened = open_world(self.database)
+        self.world: World = self._opened.__enter__()
+        self.beliefs = Beliefs(self.world)
+        self.is_broken = False
+
+    def act(self, step: tuple[str, dict[str, Any]]) -> None:
+        """Do it, where there is something to act on, and hold the world to its promises."""
+        name, values = step
+        if not self.world.can(name):
+            return
+        try:
+            self.world.act(name, **values)
+            self.beliefs.hold()
+        except Exception as error:
+            self.is_broken = True
+            error.add_note(f"the program was: {self.world.program!r}")
+            raise
+
+    @rule(step=_step("ask"))
+    def ask(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("arrive"))
+    @precondition(lambda self: self.world.can("deliver"))
+    def arrive(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("deliver"))
+    @precondition(lambda self: self.world.can("deliver") or self.world.can("deliver_again"))
+    def deliver(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("work"))
+    @precondition(lambda self: self.world.can("work"))
+    def work(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("step"))
+    @precondition(lambda self: self.world.can("go_on") or self.world.can("answer"))
+    def step_on(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("watch"))
+    @precondition(lambda self: self.world.can("watch"))
+    def watch(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("advance"))
+    def advance(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("upkeep"))
+    @precondition(lambda self: self.world.can("reap"))
+    def upkeep(self, step: Any) -> None:
+        self.act(step)
+
+    @rule(step=_step("trouble"))
+    @precondition(lambda self: self.world.can("reap"))
+    def trouble(self, step: Any) -> None:
+        self.act(step)
+
+    def teardown(self) -> None:
+        """A world that is sound so far gets well, and every job ends."""
+        try:
+            if not self.is_broken:
+                self.beliefs.hold_to_the_end()
+        except Exception as error:
+            error.add_note(f"the program was: {self.world.program!r}")
+            raise
+        finally:
+            self._opened.__exit__(None, None, None)
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+SHORT = settings(
+    max_examples=30, stateful_step_count=40, derandomize=True, database=None, deadline=None, suppress_health_check=QUIET
+)
+LONG = settings(SHORT, max_examples=400, stateful_step_count=60, derandomize=False, print_blob=True)
+
+
+def test_no_sequence_of_steps_deaths_and_faults_breaks_a_promise(database: FaultyDatabase) -> None:
+    run_state_machine_as_test(lambda: _deployment(database), settings=SHORT)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_no_long_sequence_found_at_random_breaks_a_promise(database: FaultyDatabase) -> None:
+    run_state_machine_as_test(lambda: _deployment(database), settings=LONG)
+
+
+def _deployment(database: FaultyDatabase) -> Deployment:
+    Deployment.database = database
+    return Deployment()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_no_program_made_from_a_seed_breaks_a_promise(database: FaultyDatabase) -> None:
+    for seed in range(300):
+        with open_world(database) as world:
+            play(world, improvise(seed, 60, world))
+
+
+def test_a_worker_that_writes_without_its_claim_is_found_out(
+    database: FaultyDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine itself is on trial here: with the fence taken down it must not pass."""
+    from aijobs.jobs import changes, lifecycle
+    from aijobs.jobs.models import AiJob
+
+    for module in (changes, lifecycle):
+        monkeypatch.setattr(module, "holds", lambda claim: AiJob.lifecycle_status == "running")
+    with pytest.raises(Broken):
+        for seed in range(40):
+            with open_world(database) as world:
+                play(world, improvise(seed, 40, world))
