@@ -54,6 +54,10 @@ MINUTES ?= 1
 chaos: $(INSTALLED) system-packages ## kill, freeze and cut off everything (DATABASE=sqlite|postgresql|mariadb SEED=n MINUTES=n)
 	@exec $(BIN)/python -m tests.chaos --database $(DATABASE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+.PHONY: bench
+bench: $(INSTALLED) system-packages ## kill, freeze and flush in mid-run, with figures
+	@exec $(BIN)/python -m bench.reliability
+
 .PHONY: check
 check: lint ## lint, types, tests
 	@$(MAKE) test
