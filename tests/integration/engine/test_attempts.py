@@ -12,6 +12,9 @@ from aijobs.errors import JobError
 from tests.integration.engine.stage import Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 def raising(*codes: str | Exception) -> Any:
     """A script whose attempts raise these in turn; after the last it answers."""
@@ -61,6 +64,7 @@ def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stag
     assert len(stage.kit.events(job_id, "ai.job.failed")) == 1
 
 
+@ANY_DATABASE
 def test_once_is_counted_for_each_code_from_the_history(stage: Stage) -> None:
     job_type = stage.scripted(
         raising("INTERNAL_ERROR", "INTERNAL_PROJECTION", "PROVIDER_UNAVAILABLE", "INTERNAL_ERROR"), max_retries=9
@@ -69,6 +73,7 @@ def test_once_is_counted_for_each_code_from_the_history(stage: Stage) -> None:
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "INTERNAL_ERROR", 4)
 
 
+@ANY_DATABASE
 def test_once_never_passes_max_retries(stage: Stage) -> None:
     job_type = stage.scripted(raising("INTERNAL_ERROR"), max_retries=0)
     job = stage.run_to_end(stage.kit.new_job(job_type=job_type).id)
@@ -86,6 +91,7 @@ def test_what_no_repeat_can_mend_fails_at_once_and_says_so_to_the_user(sqlite_st
     assert "Traceback" not in job.public_error_message
 
 
+@ANY_DATABASE
 def test_the_wait_that_a_provider_asks_for_is_kept(stage: Stage) -> None:
     wish = JobError("PROVIDER_RATE_LIMITED", retry_after=timedelta(seconds=90))
     job_type = stage.scripted(raising(wish), delay=1000)
@@ -168,6 +174,7 @@ def test_five_messages_for_one_job_are_one_run(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled", "cancelled_waiting"])
+@ANY_DATABASE
 def test_a_late_message_changes_nothing(stage: Stage, state: str) -> None:
     job_id, _ = stage.kit.job_in(state)
     before = stage.kit.everything()
@@ -175,6 +182,7 @@ def test_a_late_message_changes_nothing(stage: Stage, state: str) -> None:
     assert stage.kit.everything() == before
 
 
+@ANY_DATABASE
 def test_a_message_of_no_job_changes_nothing(stage: Stage) -> None:
     job = stage.kit.new_job()
     message = stage.message(job.id)
@@ -183,6 +191,7 @@ def test_a_message_of_no_job_changes_nothing(stage: Stage) -> None:
     assert stage.kit.everything() == before
 
 
+@ANY_DATABASE
 def test_a_message_of_a_paused_queue_is_dropped(stage: Stage) -> None:
     job = stage.kit.new_job()
     stage.kit.pause()
@@ -206,6 +215,7 @@ def _redriven(stage: Stage, job_id: str, redrives: int) -> None:
         stored.redrives, stored.status = redrives, "published"
 
 
+@ANY_DATABASE
 def test_a_worker_that_does_not_know_the_type_takes_no_lock(stage: Stage, log_lines: Any) -> None:
     job_id = stage.kit.new_job(job_type=BACKGROUND_TYPE).id
     _forget(stage, BACKGROUND_TYPE)
@@ -218,6 +228,7 @@ def test_a_worker_that_does_not_know_the_type_takes_no_lock(stage: Stage, log_li
 
 
 @pytest.mark.parametrize(("seconds", "redrives"), [(3599, 9), (7200, 2)])
+@ANY_DATABASE
 def test_a_job_of_an_unknown_type_is_left_to_better_workers_at_first(stage: Stage, seconds: int, redrives: int) -> None:
     job_id = stage.kit.new_job(job_type=BACKGROUND_TYPE).id
     _forget(stage, BACKGROUND_TYPE)

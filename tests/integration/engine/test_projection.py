@@ -15,6 +15,9 @@ from aijobs.jobs.models import AiJobArtifact
 from aijobs.learning.flashcards import FlashcardProjector
 from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, saved_job
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 def _nothing_is_left(stage: Stage, job_id: str) -> None:
     assert stage.kit.rows("flashcards") == []
@@ -24,6 +27,7 @@ def _nothing_is_left(stage: Stage, job_id: str) -> None:
     assert stage.kit.job(job_id).lifecycle_status != "succeeded"
 
 
+@ANY_DATABASE
 def test_cards_become_rows_in_the_jobs_own_order(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(CARDS))
     assert stage.run(job_id) == "succeeded"
@@ -50,6 +54,7 @@ def test_cards_projected_twice_are_the_same_cards(stage: Stage) -> None:
     assert stage.kit.rows("flashcards") == before
 
 
+@ANY_DATABASE
 def test_two_jobs_with_equal_answers_have_their_own_cards(stage: Stage) -> None:
     job_type = stage.asking(CARDS)
     first, second = stage.new_cards(job_type), stage.new_cards(job_type)
@@ -151,6 +156,7 @@ def test_a_conflict_with_no_artifact_of_this_job_is_a_failure(stage: Stage) -> N
     assert len(stage.kit.rows("flashcards")) == 1
 
 
+@ANY_DATABASE
 def test_a_projector_that_names_one_artifact_twice_does_not_succeed(stage: Stage) -> None:
     job_id = saved_job(stage, Writing(lambda session, job: [Artifact("Thing", "t1", 0), Artifact("Thing", "t1", 1)]))
     job = stage.run_to_end(job_id)
@@ -158,6 +164,7 @@ def test_a_projector_that_names_one_artifact_twice_does_not_succeed(stage: Stage
     _nothing_is_left(stage, job_id)
 
 
+@ANY_DATABASE
 def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,9 @@ from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
 from tests.integration.engine.stage import CARDS, Stage
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 class Failing:
     """A projector that raises so many times, then leaves one artifact."""
@@ -84,6 +87,7 @@ def test_failed_calls_are_in_the_ledger_with_what_they_cost(stage: Stage) -> Non
     assert len(stage.provider.requests) == 3
 
 
+@ANY_DATABASE
 def test_a_lost_connection_is_tried_once_and_both_calls_may_have_been_billed(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(JobError("PROVIDER_CONNECTION_LOST"), max_retries=5))
     job = stage.run_to_end(job_id)
@@ -92,6 +96,7 @@ def test_a_lost_connection_is_tried_once_and_both_calls_may_have_been_billed(sta
     assert [(c["attempt_no"], c["billed"]) for c in stage.usage(job_id)] == [(1, "unknown"), (2, "unknown")]
 
 
+@ANY_DATABASE
 def test_the_next_prompt_names_what_was_wrong(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking("not JSON at all", {"cards": []}, CARDS))
     stage.run_to_end(job_id)
@@ -102,6 +107,7 @@ def test_the_next_prompt_names_what_was_wrong(stage: Stage) -> None:
     assert "not valid JSON" not in third, "only what the last answer got wrong"
 
 
+@ANY_DATABASE
 def test_an_answer_cut_off_is_not_used_though_it_parses(stage: Stage) -> None:
     stage.provider.counts = {"finish_reason": "length"}
     job_id = stage.new_cards(stage.asking(CARDS, max_retries=1))
@@ -183,6 +189,7 @@ def test_an_output_that_was_saved_is_never_bought_again(stage: Stage) -> None:
     ]
 
 
+@ANY_DATABASE
 def test_a_retry_by_an_operator_inherits_the_output_and_pays_nothing(stage: Stage) -> None:
     projector = Failing("fails_twice", 2)
     parent = stage.new_cards(stage.asking(CARDS, projector=projector))
@@ -195,6 +202,7 @@ def test_a_retry_by_an_operator_inherits_the_output_and_pays_nothing(stage: Stag
     assert len(stage.provider.requests) == 1
 
 
+@ANY_DATABASE
 def test_no_connection_is_held_while_a_provider_is_asked(stage: Stage) -> None:
     stage.engine.close()  # The watcher, which borrows one now and then.
     held: list[Any] = []

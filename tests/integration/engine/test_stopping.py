@@ -17,6 +17,9 @@ from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
 from tests.support.jobs import STUBBORN_TYPE, Kit
 from tests.support.polling import poll
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 PROMPTLY = 1.5
 """Seconds that an end may take after its reason; promised is one, the rest is this machine's."""
 
@@ -87,6 +90,7 @@ def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) 
     assert (row["lifecycle_status"], row["validated_output"], row["output_hash"]) == ("failed", None, None)
 
 
+@ANY_DATABASE
 def test_the_beat_stops_at_the_deadline(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="retry", delay=5000)).id
@@ -140,6 +144,7 @@ def test_a_running_job_is_cancelled_within_a_second(stage: Stage, hinted: bool) 
     assert [e.event_type for e in stage.kit.events(job_id)][1:] == ["ai.job.cancelled"]
 
 
+@ANY_DATABASE
 def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
@@ -153,6 +158,7 @@ def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
     assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
 
 
+@ANY_DATABASE
 def test_a_cancelled_call_is_closed_and_no_other_is_made(stage: Stage) -> None:
     def answer(request: Any, token: Any) -> str:
         token.sleep(60)
@@ -216,6 +222,7 @@ def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monk
     assert all(call["state"] in ("done", "failed") for call in stage.usage(job_id)), "no call is left open"
 
 
+@ANY_DATABASE
 def test_a_cancel_wins_over_a_failure_and_over_a_retry(stage: Stage) -> None:
     running: list[str] = []
 
@@ -232,6 +239,7 @@ def test_a_cancel_wins_over_a_failure_and_over_a_retry(stage: Stage) -> None:
         assert stage.kit.job(running[-1]).error_code is None
 
 
+@ANY_DATABASE
 def test_a_job_that_waits_for_its_retry_is_cancelled_at_once(stage: Stage) -> None:
     job_id = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
     stage.run(job_id)
@@ -308,6 +316,7 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
     assert stage.kit.job(job_id).locked_by == newer.token
 
 
+@ANY_DATABASE
 def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: Any) -> None:
     """The row names no holder any more from the commit on, a moment before the run knows that it ended."""
     stage.engine.close()
@@ -328,6 +337,7 @@ def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: A
 # --- shutdown ------------------------------------------------------------------------------------------------------
 
 
+@ANY_DATABASE
 def test_a_drain_lets_an_attempt_finish_within_the_grace(stage: Stage) -> None:
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping(0.3))).id
     delivery = stage.start(job_id)
@@ -356,6 +366,7 @@ def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(st
     assert stage.kit.types(job_id) == ["created", "locked", "released", "locked"]
 
 
+@ANY_DATABASE
 def test_a_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
     stage.engine.close()
     script = Held()
@@ -369,6 +380,7 @@ def test_a_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
     script.go.set()
 
 
+@ANY_DATABASE
 def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +399,7 @@ def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
     assert stage.kit.types(job_id) == ["created", "locked", "released"]
 
 
+@ANY_DATABASE
 def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     take = stage.engine._prepare.take
     ran: list[int] = []
@@ -405,6 +418,7 @@ def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypa
     assert stage.kit.job(job_id).locked_by is None
 
 
+@ANY_DATABASE
 def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
     def answer(request: Any, token: Any) -> str:
         token.sleep(60)
@@ -420,6 +434,7 @@ def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
     assert (call["state"], call["error_code"]) == ("failed", RELEASED)
 
 
+@ANY_DATABASE
 def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
     stage: Stage, log_lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,9 @@ from aijobs.upkeep.reaper import LockReaper
 from tests.integration.engine.stage import CARDS, NOTES, Stage, Writing, card_row, saved_job
 from tests.support.polling import poll
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 CANARY = "canary-8f3a"
 
 
@@ -102,6 +105,7 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
     raise AssertionError("the statements never ended")
 
 
+@ANY_DATABASE
 def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: Stage) -> None:
     stage.engine.close()
     faults = Faults(2, lasting=True)
@@ -118,6 +122,7 @@ def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: St
     assert helped_to_its_end(stage, job_id).lifecycle_status == "cancelled"
 
 
+@ANY_DATABASE
 def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_the_reaper(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
@@ -139,6 +144,7 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
     assert helped_to_its_end(stage, ids[0]).lifecycle_status == "cancelled"
 
 
+@ANY_DATABASE
 def test_a_database_that_is_away_when_a_message_comes_reaches_nobody(stage: Stage) -> None:
     stage.engine.close()
     job_id = stage.kit.new_job().id
@@ -150,6 +156,7 @@ def test_a_database_that_is_away_when_a_message_comes_reaches_nobody(stage: Stag
     assert stage.run(job_id) == "succeeded"
 
 
+@ANY_DATABASE
 def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stage) -> None:
     stage.engine.close()
     for number in range(1, 30):
@@ -166,6 +173,7 @@ def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stag
     raise AssertionError("the statements never ended")
 
 
+@ANY_DATABASE
 def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +226,7 @@ def test_no_error_text_keeps_a_job_from_failing(stage: Stage, error: Exception) 
     assert stage.run(stage.kit.new_job().id) == "succeeded", "the worker is well"
 
 
+@ANY_DATABASE
 def test_the_internal_message_has_the_stack_and_no_secret_and_the_public_one_neither(stage: Stage) -> None:
     def script(*_: Any) -> dict[str, Any]:
         raise ValueError("calling https://me:hunter2pass@host/v1 with sk-abcdefghijklmnop failed")
@@ -239,6 +248,7 @@ def _about(lines: list[dict[str, Any]], job_id: str) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("jobId") == job_id]
 
 
+@ANY_DATABASE
 def test_every_line_about_a_job_has_the_eight_keys(stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> None:
     well = stage.new_cards(stage.asking(CARDS))
     stage.run(well)
@@ -268,6 +278,7 @@ def test_every_line_about_a_job_has_the_eight_keys(stage: Stage, log_lines: Call
     assert end["outboxId"] == stage.kit.events(ill, "ai.job.enqueue")[-1].id
 
 
+@ANY_DATABASE
 def test_no_line_holds_input_output_or_the_words_of_an_error(
     stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:

@@ -9,6 +9,9 @@ import pytest
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from tests.support.jobs import Kit, race
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 DAY = 86_400
 
 
@@ -17,6 +20,7 @@ def snapshots(kit: Kit) -> set[str]:
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "retrying", "cancel_requested"])
+@ANY_DATABASE
 def test_the_snapshot_of_a_job_that_is_not_final_stays_however_old(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     kit.advance(400 * DAY)

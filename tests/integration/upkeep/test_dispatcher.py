@@ -26,6 +26,9 @@ from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 from tests.support.rows import build_job
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 class Refusing:
     """A broker that refuses the messages of some jobs, one by one, and counts what it is asked to send."""
@@ -123,6 +126,7 @@ def _enqueue(job: AiJob) -> dict[str, Any]:
     }
 
 
+@ANY_DATABASE
 def test_a_job_that_was_locked_without_its_dispatcher_needs_none(kit: Kit) -> None:
     claim = kit.running()
     kit.advance(1)
@@ -140,6 +144,7 @@ def test_events_of_a_paused_queue_wait_and_the_others_go(kit: Kit) -> None:
     assert {the_event(kit, job_id).attempt_count for job_id in held} == {0}
 
 
+@ANY_DATABASE
 def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> None:
     with kit.database.transaction() as session:
         kit.services.outbox_events.create_in_transaction(
@@ -153,6 +158,7 @@ def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> Non
     assert dispatcher(kit, broker).cycle() == 0
 
 
+@ANY_DATABASE
 def test_an_end_event_goes_nowhere_yet_and_is_published(kit: Kit) -> None:
     job_id, _ = kit.job_in("failed")
     with kit.database.transaction() as session:
@@ -177,6 +183,7 @@ def test_one_refused_message_stops_no_other_of_its_batch(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("dispatchers", [1, 12])
+@ANY_DATABASE
 def test_the_third_failure_ends_event_and_job_together_after_ten_and_twenty_seconds(kit: Kit, dispatchers: int) -> None:
     (bad,) = waiting_jobs(kit, 1)
     broker = Refusing(bad)
@@ -277,19 +284,20 @@ def _claimable(kit: Kit, job_id: str) -> bool:
 # --- claims of dispatchers that died ---------------------------------------------------------------------------------
 
 
+@ANY_DATABASE
 def test_claims_of_a_dead_dispatcher_are_released_after_a_minute_and_no_sooner(kit: Kit) -> None:
-    ids = waiting_jobs(kit, 200)
+    ids = waiting_jobs(kit, 40)
     outbox = kit.services.outbox_events
     with kit.database.read() as session:
         found = outbox.find_dispatchable(session, 500, tried=False)
     kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
-    running = dispatcher(kit, name="another", batch=30)
+    running = dispatcher(kit, name="another", batch=15)
     kit.advance(59)
     assert (running.release_expired_claims(), running.cycle()) == (0, 0)
     kit.advance(1)
-    assert running.release_expired_claims() == 200
-    assert running.cycle() == 200
-    assert kit.broker.pending_count("ai-interactive") == 200
+    assert running.release_expired_claims() == 40
+    assert running.cycle() == 40
+    assert kit.broker.pending_count("ai-interactive") == 40
     assert {the_event(kit, job_id).status for job_id in ids[:5]} == {"published"}
 
 
@@ -314,6 +322,7 @@ def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> Non
 # --- the broker is away ----------------------------------------------------------------------------------------------
 
 
+@ANY_DATABASE
 def test_a_broker_that_is_away_uses_up_nothing_however_long(kit: Kit) -> None:
     ids = waiting_jobs(kit, 3)
     kit.broker.away = True
@@ -329,6 +338,7 @@ def test_a_broker_that_is_away_uses_up_nothing_however_long(kit: Kit) -> None:
     assert {kit.job(job_id).lifecycle_status for job_id in ids} == {"queued"}
 
 
+@ANY_DATABASE
 def test_an_event_that_failed_before_keeps_its_count_while_the_broker_is_away(kit: Kit) -> None:
     (job_id,) = waiting_jobs(kit, 1)
     dispatcher(kit, Refusing(job_id)).cycle()
@@ -341,6 +351,7 @@ def test_an_event_that_failed_before_keeps_its_count_while_the_broker_is_away(ki
     assert dispatcher(kit).cycle() == 1
 
 
+@ANY_DATABASE
 def test_one_dispatcher_waits_longer_each_time_and_recovers_by_itself(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +408,7 @@ def _failing_for(kit: Kit, part: str) -> Any:
     return failing()
 
 
+@ANY_DATABASE
 def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
     bad = waiting_jobs(kit, 3)
     broker = Refusing(*bad)
@@ -419,6 +431,7 @@ def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
     assert one.release_expired_claims() == 1
 
 
+@ANY_DATABASE
 def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
     ids = waiting_jobs(kit, 5)
     outbox = kit.services.outbox_events
@@ -445,6 +458,7 @@ class Broken:
         raise self.error
 
 
+@ANY_DATABASE
 def test_a_message_is_sent_after_the_commit_and_never_before(kit: Kit) -> None:
     seen: list[int] = []
     send = kit.broker.send
@@ -457,6 +471,7 @@ def test_a_message_is_sent_after_the_commit_and_never_before(kit: Kit) -> None:
     assert the_event(kit, job.id).status == "pending", "who hands over claims and marks nothing"
 
 
+@ANY_DATABASE
 def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("between the inserts")
@@ -468,6 +483,7 @@ def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.
     assert kit.counts().get("ai_jobs") is None
 
 
+@ANY_DATABASE
 def test_a_second_send_by_the_dispatcher_is_no_second_message(kit: Kit) -> None:
     kit.new_job()
     kit.advance(1)
@@ -476,6 +492,7 @@ def test_a_second_send_by_the_dispatcher_is_no_second_message(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), RuntimeError("a bug"), OSError()], ids=repr)
+@ANY_DATABASE
 def test_trouble_in_sending_reaches_no_creator_and_silences_it_for_five_seconds(
     kit: Kit, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,6 +512,7 @@ def _message(kit: Kit) -> OutgoingMessage:
     return outgoing(the_event(kit, job.id), job)
 
 
+@ANY_DATABASE
 def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level

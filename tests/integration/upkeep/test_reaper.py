@@ -18,6 +18,9 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.reaper import LockReaper
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 def reaper(kit: Kit, **options: Any) -> LockReaper:
     return LockReaper(kit.database, kit.lifecycle, **options)
@@ -45,6 +48,7 @@ def test_a_lease_is_taken_ninety_seconds_after_its_last_renewal_and_no_sooner(ki
     assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"]
 
 
+@ANY_DATABASE
 def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> None:
     claim = kit.running()
     kit.set(claim.job_id, locked_at=kit.job(claim.job_id).locked_at - timedelta(days=3))  # type: ignore[operator]
@@ -52,6 +56,7 @@ def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> No
     assert reaper(kit).reap() == 0
 
 
+@ANY_DATABASE
 def test_jobs_that_nobody_holds_are_not_the_reapers(kit: Kit) -> None:
     for state in ("queued", "retrying", "succeeded", "failed", "cancelled"):
         kit.job_in(state)
@@ -90,6 +95,7 @@ def test_each_takeover_waits_longer_until_the_last_allowed_worker_is_lost(
     assert len(kit.events(job_id, "ai.job.failed")) == 1
 
 
+@ANY_DATABASE
 def test_a_job_with_a_saved_output_gets_one_attempt_more_to_project_it(kit: Kit) -> None:
     job_id = kit.new_job().id
     for number in range(2):
@@ -116,6 +122,7 @@ def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
     assert len(kit.events(job_id, "ai.job.enqueue")) == 1, "no next attempt is asked for"
 
 
+@ANY_DATABASE
 def test_a_beat_between_the_look_and_the_hand_wins(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = kit.running()
     kit.advance(90)
@@ -131,6 +138,7 @@ def test_a_beat_between_the_look_and_the_hand_wins(kit: Kit, monkeypatch: pytest
     assert kit.types(claim.job_id) == ["created", "locked"]
 
 
+@ANY_DATABASE
 def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     claims = []
     for _ in range(9):
@@ -190,6 +198,7 @@ def test_what_a_dead_process_of_this_host_held_is_given_back_at_once(kit: Kit) -
     assert kit.lock(job_id, "worker-2").attempt_no == 2, "the next attempt waits for nothing"
 
 
+@ANY_DATABASE
 def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
     job_id = kit.new_job().id
     for _ in range(2):
@@ -198,6 +207,7 @@ def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
     assert kit.job(job_id).error_code == "INTERNAL_WORKER_LOST"
 
 
+@ANY_DATABASE
 def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
     """A restart by exec keeps pid and start time."""
     current = InstanceId.current()
@@ -215,6 +225,7 @@ def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
     [{"host": "elsewhere"}, {"boot": "000000000000"}, {"pid_namespace": "1"}, {"boot": ""}, {"pid_namespace": ""}],
     ids=lambda d: "-".join(f"{k} {v or 'unknown'}" for k, v in d.items()),
 )
+@ANY_DATABASE
 def test_a_process_of_another_host_boot_or_namespace_is_never_judged(kit: Kit, differs: dict[str, str]) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(replace(dead_process(), **differs)))
@@ -224,6 +235,7 @@ def test_a_process_of_another_host_boot_or_namespace_is_never_judged(kit: Kit, d
     assert reaper(kit).reap() == 1, "it waits for the clock"
 
 
+@ANY_DATABASE
 def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "from aijobs.ids import InstanceId; print(InstanceId.current(), flush=True); input()"],
@@ -240,6 +252,7 @@ def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit)
         child.communicate("\n", timeout=10)
 
 
+@ANY_DATABASE
 def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
     host = InstanceId.current().host
     for name in ("worker-1", f"{host}~only~three", f"{host}~b~1~nopid~5~ab"):
@@ -247,6 +260,7 @@ def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
     assert reaper(kit).give_back_dead(InstanceId.current()) == 0
 
 
+@ANY_DATABASE
 def test_a_host_name_is_no_pattern(kit: Kit) -> None:
     dead = dead_process()
     job_id = kit.new_job().id

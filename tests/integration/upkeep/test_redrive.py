@@ -17,6 +17,9 @@ from aijobs.upkeep.redrive import Redrive
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 from tests.support.rows import build_job
 
+ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+"""For what has nothing to do with the kind of database."""
+
 
 def redrive(kit: Kit, broker: Any = None, **options: Any) -> Redrive:
     return Redrive(kit.database, kit.clock, kit.services.outbox_events, broker or kit.broker, **options)
@@ -48,6 +51,7 @@ def test_a_lost_message_is_found_and_sent_again(kit: Kit) -> None:
     assert event.last_sent_at == kit.clock.at  # type: ignore[attr-defined]
 
 
+@ANY_DATABASE
 def test_a_message_popped_by_a_worker_that_died_before_its_lock_is_found_too(kit: Kit) -> None:
     job_id = dispatched(kit)
     assert kit.broker.take("ai-interactive") is not None
@@ -56,6 +60,7 @@ def test_a_message_popped_by_a_worker_that_died_before_its_lock_is_found_too(kit
     assert redrives(kit, job_id) == 1
 
 
+@ANY_DATABASE
 def test_nothing_is_looked_for_before_it_was_due_for_a_while(kit: Kit) -> None:
     dispatched(kit)
     kit.broker.lose_all()
@@ -65,6 +70,7 @@ def test_nothing_is_looked_for_before_it_was_due_for_a_while(kit: Kit) -> None:
     assert redrive(kit).run() == 1
 
 
+@ANY_DATABASE
 def test_a_message_sent_just_now_is_not_sent_again(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.broker.lose_all()
@@ -91,6 +97,7 @@ def test_a_job_that_waits_for_its_retry_is_found_too(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "cancel_requested", "succeeded", "failed", "cancelled"])
+@ANY_DATABASE
 def test_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) -> None:
     kit.job_in(state)
     kit.broker.lose_all()
@@ -100,6 +107,7 @@ def test_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) 
     assert kit.everything() == before
 
 
+@ANY_DATABASE
 def test_what_was_not_dispatched_yet_is_the_dispatchers(kit: Kit) -> None:
     kit.broker.away = True
     kit.new_job()
@@ -108,6 +116,7 @@ def test_what_was_not_dispatched_yet_is_the_dispatchers(kit: Kit) -> None:
     assert redrive(kit).run() == 0
 
 
+@ANY_DATABASE
 def test_a_job_that_is_not_due_is_left(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.lifecycle.release_for_retry(kit.lock(job_id), kit.clock.at + timedelta(hours=1))  # type: ignore[attr-defined]
@@ -125,6 +134,7 @@ def test_a_paused_queue_is_left_and_the_other_is_not(kit: Kit) -> None:
     assert (redrives(kit, held), redrives(kit, free)) == (0, 1)
 
 
+@ANY_DATABASE
 def test_a_consumer_looks_for_its_own_queue_alone(kit: Kit) -> None:
     other, own = dispatched(kit), dispatched(kit, job_type=BACKGROUND_TYPE)
     kit.broker.lose_all()
@@ -143,6 +153,7 @@ def test_rows_that_need_nothing_hide_no_lost_message_behind_them(kit: Kit) -> No
     assert {redrives(kit, job_id) for job_id in healthy} == {0}
 
 
+@ANY_DATABASE
 def test_a_long_and_healthy_backlog_gets_no_second_message(kit: Kit) -> None:
     """Ten thousand jobs that have waited for an hour, each of whose messages the broker holds."""
     jobs = [build_job() for _ in range(10_000)]
@@ -196,6 +207,7 @@ def test_two_at_once_leave_one_message_and_one_count(kit: Kit) -> None:
     assert {redrives(kit, job_id) for job_id in ids} == {1}
 
 
+@ANY_DATABASE
 def test_a_broker_that_is_away_counts_nothing(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.broker.lose_all()
@@ -207,6 +219,7 @@ def test_a_broker_that_is_away_counts_nothing(kit: Kit) -> None:
     assert redrive(kit).run() == 1
 
 
+@ANY_DATABASE
 def test_after_everything_was_lost_every_job_is_sent_again(kit: Kit) -> None:
     ids = [dispatched(kit) for _ in range(20)]
     kit.broker.lose_all()
@@ -216,6 +229,7 @@ def test_after_everything_was_lost_every_job_is_sent_again(kit: Kit) -> None:
     assert taken == set(ids)
 
 
+@ANY_DATABASE
 def test_a_message_whose_key_was_taken_out_of_the_ring_goes_out_under_the_keys_of_today(kit: Kit) -> None:
     job_id = dispatched(kit)
     with kit.database.transaction() as session:

@@ -1,0 +1,113 @@
+"""Old jobs go with all that hangs on them, chains as a whole, and what is left refuses a late repeat."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from aijobs.errors import ApiError
+from aijobs.monitor.check import Check
+from aijobs.upkeep.retention import Pruned, Retention
+from tests.support.jobs import Kit, race
+
+DAY = 86_400
+HANGING = ("ai_job_snapshots", "ai_job_events", "ai_job_artifacts", "ai_usage_logs", "outbox_events")
+
+
+def retention(kit: Kit, batch: int = 50) -> Retention:
+    return Retention(
+        kit.database, kit.clock, keep_jobs=timedelta(days=180), keep_tombstones=timedelta(days=365), batch=batch
+    )
+
+
+def job_ids(kit: Kit) -> set[str]:
+    return {row["id"] for row in kit.rows("ai_jobs")}
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_a_job_goes_with_all_that_hangs_on_it_when_its_time_is_up_and_no_sooner(kit: Kit, state: str) -> None:
+    job_id, _ = kit.job_in(state)
+    kit.advance(180 * DAY - 1)
+    assert retention(kit).run() == Pruned(0, 0)
+    assert job_ids(kit) == {job_id}
+    kit.advance(1)
+    assert retention(kit).run() == Pruned(1, 0)
+    assert job_ids(kit) == set()
+    assert {table: kit.rows(table) for table in HANGING} == {table: [] for table in HANGING}
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "retrying", "cancel_requested"])
+def test_a_job_that_is_not_final_stays_however_old(kit: Kit, state: str) -> None:
+    job_id, _ = kit.job_in(state)
+    kit.advance(1000 * DAY)
+    assert retention(kit).run() == Pruned(0, 0)
+    assert job_ids(kit) == {job_id}
+
+
+def test_a_chain_goes_as_a_whole_once_its_newest_job_is_old_enough(kit: Kit) -> None:
+    parent, _ = kit.job_in("failed")
+    kit.advance(100 * DAY)
+    child = kit.jobs.retry(parent, "operator:o").job.id
+    kit.advance(100 * DAY)
+    assert retention(kit).run() == Pruned(0, 0), "the child is still open"
+    kit.jobs.cancel(child, "user:u")
+    kit.advance(179 * DAY)
+    assert retention(kit).run() == Pruned(0, 0), "the child ended a short while ago"
+    assert job_ids(kit) == {parent, child}
+    kit.advance(DAY)
+    assert retention(kit).run() == Pruned(2, 0)
+    assert job_ids(kit) == set()
+
+
+def test_a_late_repeat_of_a_deleted_request_does_not_run_again_while_its_tombstone_stands(kit: Kit) -> None:
+    job_id = kit.new_job(idempotency_key="k").id
+    kit.jobs.cancel(job_id, "user:u")
+    kit.advance(181 * DAY)
+    retention(kit).run()
+    with pytest.raises(ApiError) as refused:
+        kit.create(idempotency_key="k")
+    assert (refused.value.code, refused.value.details) == (
+        "IDEMPOTENCY_KEY_REUSED",
+        {"jobId": job_id, "reason": "expired"},
+    )
+    assert kit.create(idempotency_key="another").created
+
+    kit.advance(365 * DAY)
+    assert retention(kit).run().tombstones == 1
+    assert kit.create(idempotency_key="k").created
+
+
+def test_small_batches_and_jobs_that_stay_hide_none_that_may_go(kit: Kit) -> None:
+    old = [kit.job_in("failed")[0] for _ in range(7)]
+    waiting = [kit.new_job().id for _ in range(3)]
+    kit.advance(181 * DAY)
+    young = kit.job_in("succeeded")[0]
+    assert retention(kit, batch=2).run().jobs == len(old)
+    assert job_ids(kit) == {*waiting, young}
+
+
+def test_a_retry_at_the_same_moment_leaves_either_the_whole_chain_or_nothing_of_it(live_kit: Kit) -> None:
+    kit = live_kit
+    now = Retention(kit.database, kit.clock, keep_jobs=timedelta(0), keep_tombstones=timedelta(days=1))
+    for _ in range(10):
+        parent, _ = kit.job_in("failed")
+        _, retried = race(now.run, lambda parent=parent: kit.jobs.retry(parent, "operator:o"))
+        left = job_ids(kit)
+        if isinstance(retried, ApiError):
+            assert retried.code == "JOB_NOT_FOUND"
+            assert left == set()
+        else:
+            assert left == {parent, retried.job.id}
+            kit.jobs.cancel(retried.job.id, "user:u")
+            now.run()
+    assert Check(kit.database, kit.clock, None).run().is_sound
+
+
+def test_many_at_once_delete_each_job_once(kit: Kit) -> None:
+    for _ in range(20):
+        kit.job_in("failed")
+    kit.advance(181 * DAY)
+    outcomes = race(*[retention(kit, batch=3).run] * 3)
+    assert sum(pruned.jobs for pruned in outcomes) == 20
+    assert job_ids(kit) == set()
