@@ -192,6 +192,10 @@ def read_clock(session: Session, clock: Clock) -> datetime:
 
 # --- engines and units of work -------------------------------------------------------------------------------------
 
+IDLE_TRANSACTION_S = 60
+"""A server ends a transaction whose client has been silent for so long, and frees its rows: a machine that vanished or
+stands still in the middle of one holds up nobody past a lease's end. Ours never wait for anything but the database."""
+
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
@@ -321,14 +325,17 @@ def build_engine(url: str, *, pool_size: int = 10) -> Engine:
         return engine
     options |= {"pool_pre_ping": True, "pool_recycle": 1800}
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed, **options, connect_args={"options": "-c timezone=UTC", "connect_timeout": 5})
+        session = f"-c timezone=UTC -c idle_in_transaction_session_timeout={IDLE_TRANSACTION_S}s"
+        return create_engine(parsed, **options, connect_args={"options": session, "connect_timeout": 5})
     return create_engine(
         parsed,
         **options,
         isolation_level="READ COMMITTED",
         connect_args={
             "charset": "utf8mb4",
-            "init_command": "SET time_zone='+00:00', innodb_lock_wait_timeout=10, sql_mode='STRICT_ALL_TABLES'",
+            # The part in the comment is for MariaDB alone: MySQL has no such variable.
+            "init_command": "SET time_zone='+00:00', innodb_lock_wait_timeout=10, sql_mode='STRICT_ALL_TABLES'"
+            f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
             "connect_timeout": 5,
         },
     )

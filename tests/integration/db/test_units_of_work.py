@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import event, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from aijobs.db import Database, change_rows, savepoint
+from aijobs.db import Database, ManualClock, change_rows, savepoint
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
+from aijobs.upkeep.reaper import LockReaper
 from tests.support.databases import Databases
-from tests.support.jobs import BEGIN, Kit, race
+from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lost_commits import lose_commits
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
@@ -302,3 +303,27 @@ def test_mariadb_and_postgres_read_what_is_committed(kit: Kit, database_server: 
     }[database_server.kind]
     with kit.database.read() as session:
         assert session.execute(text(query)).scalar() == "read committed"
+
+
+@pytest.mark.parametrize(
+    "server", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mariadb)]
+)
+def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_its_job(
+    server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that lost its power tells its server nothing, and TCP alone notices after hours."""
+    databases = request.getfixturevalue(server)
+    databases.ensure_running()
+    monkeypatch.setattr("aijobs.db.IDLE_TRANSACTION_S", 1)
+    url = databases.create_database(prepare_database)
+    with open_kit(url, clock=ManualClock(BEGIN)) as kit, open_kit(url, clock=ManualClock(BEGIN)) as silent:
+        claim = kit.running()
+        kit.advance(90)
+        with silent.database.engine.connect() as connection:
+            connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
+            assert LockReaper(kit.database, kit.lifecycle).reap() == 1
+            with pytest.raises(DBAPIError):
+                connection.commit()
+                connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
+        assert (kit.job(claim.job_id).lost_count, kit.job(claim.job_id).progress) == (1, 0)
+    databases.drop_database(url)
