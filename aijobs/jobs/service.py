@@ -291,7 +291,9 @@ class AiJobService:
             self._lock_user(session, parent.user_id)
             job = session.execute(
                 select(AiJob).where(AiJob.id == job_id).options(undefer(AiJob.validated_output))
-            ).scalar_one()
+            ).scalar()
+            if job is None:  # Its retention was over in this very moment.
+                raise ApiError("JOB_NOT_FOUND")
             live = self._live_child(session, job)
             if live is not None:
                 return CreatedJob(live, created=False)

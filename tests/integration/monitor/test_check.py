@@ -1,0 +1,292 @@
+"""`aijobs check` finds each kind of broken promise, and nothing where all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import delete, insert, text, update
+
+from aijobs.ai.models import AiUsageLog
+from aijobs.db import ManualClock
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
+from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Check
+from aijobs.outbox.models import OutboxEvent
+from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database
+
+
+@pytest.fixture
+def kit(create_database: Callable[..., str]) -> Iterator[Kit]:
+    with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
+        yield kit
+
+
+def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:
+    report = Check(kit.database, kit.clock, kit.broker if ask_broker else None).run()
+    return {finding.what: finding.job_ids for finding in report.findings}
+
+
+def run(kit: Kit, *statements: object) -> None:
+    with kit.database.transaction() as session:
+        for statement in statements:
+            session.execute(statement)  # type: ignore[call-overload]
+
+
+def history_row(job_id: str, seq: int, event_type: str, attempt_no: int = 1) -> object:
+    return insert(AiJobEvent).values(
+        job_id=job_id, seq=seq, type=event_type, attempt_no=attempt_no, actor="test", at=BEGIN
+    )
+
+
+def usage_row(job_id: str, call_no: int, state: str = "done") -> object:
+    return insert(AiUsageLog).values(
+        job_id=job_id,
+        attempt_no=1,
+        call_no=call_no,
+        user_id="u",
+        state=state,
+        provider="p",
+        model="m",
+        credential_mode="platform_key",
+        estimated=False,
+        billed="unknown",
+        started_at=BEGIN,
+    )
+
+
+def test_every_life_that_a_job_can_lead_breaks_nothing(kit: Kit) -> None:
+    for state in ("queued", "running", "retrying", "cancel_requested", "succeeded", "failed", "cancelled"):
+        kit.job_in(state)
+    kit.job_in("cancelled_waiting")
+    failed, _ = kit.job_in("failed")
+    kit.jobs.retry(failed, "operator:o")
+    report = Check(kit.database, kit.clock, None).run()
+    assert report.findings == ()
+    assert report.is_sound
+    assert report.jobs == 10
+
+
+def _no_event(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    run(kit, delete(OutboxEvent).where(OutboxEvent.event_type == "ai.job.enqueue"))
+    return job_id
+
+
+def _no_job(kit: Kit) -> str:
+    job_id, _ = kit.job_in("queued")
+    run(kit, delete(AiJobEvent), text("DELETE FROM ai_job_snapshots"), delete(AiJob))
+    return job_id
+
+
+def _changed_after_end(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    run(
+        kit,
+        history_row(job_id, kit.job(job_id).event_seq + 1, "failed"),
+        update(AiJob).values(event_seq=AiJob.event_seq + 1, lifecycle_status="failed"),
+    )
+    return job_id
+
+
+def _neither_ended_nor_going(kit: Kit) -> str:
+    job_id, _ = kit.job_in("failed")
+    kit.set(job_id, finished_at=None)
+    return job_id
+
+
+def _end_untold(kit: Kit) -> str:
+    job_id, _ = kit.job_in("cancelled")
+    run(kit, delete(OutboxEvent).where(OutboxEvent.event_type == "ai.job.cancelled"))
+    return job_id
+
+
+def _two_attempts_mixed(kit: Kit) -> str:
+    job_id, _ = kit.job_in("running")
+    seq = kit.job(job_id).event_seq
+    run(
+        kit,
+        history_row(job_id, seq + 1, "locked", 2),
+        history_row(job_id, seq + 2, "output_saved", 1),
+        update(AiJob).values(event_seq=seq + 2),
+    )
+    return job_id
+
+
+def _artifact_too_many(kit: Kit) -> str:
+    job_id, _ = kit.job_in("failed")
+    run(kit, insert(AiJobArtifact).values(job_id=job_id, artifact_type="t", artifact_id="a", ordinal=0))
+    return job_id
+
+
+def _never_sent(kit: Kit) -> str:
+    job_id, _ = kit.job_in("queued")
+    kit.advance(600)
+    return job_id
+
+
+def _lease_left_lying(kit: Kit) -> str:
+    job_id, _ = kit.job_in("running")
+    kit.advance(600)
+    return job_id
+
+
+def _nobody_asks(kit: Kit) -> str:
+    job_id, _ = kit.job_in("retrying")
+    run(kit, update(OutboxEvent).values(status="dead"))
+    return job_id
+
+
+def _cancel_overruled(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    kit.set(job_id, cancel_requested_at=BEGIN)
+    return job_id
+
+
+def _cancelled_unasked(kit: Kit) -> str:
+    job_id, _ = kit.job_in("cancelled")
+    kit.set(job_id, cancel_requested_at=None)
+    return job_id
+
+
+def _bought_again(kit: Kit) -> str:
+    job_id, _ = kit.job_in("running")
+    seq = kit.job(job_id).event_seq
+    calls = [history_row(job_id, seq + n, kind) for n, kind in enumerate(("output_saved", "provider_called"), 1)]
+    run(kit, *calls, usage_row(job_id, 1), update(AiJob).values(event_seq=seq + 2))
+    return job_id
+
+
+def _bought_again_by_a_retry(kit: Kit) -> str:
+    parent, _ = kit.job_in("failed")
+    kit.set(parent, output_hash="0" * 64)
+    child = kit.jobs.retry(parent, "operator:o").job.id
+    claim = kit.lock(child)
+    with kit.database.transaction() as session:
+        kit.lifecycle.note_provider_call(session, claim)
+    run(kit, usage_row(child, 1))
+    return child
+
+
+def _call_without_row(kit: Kit) -> str:
+    job_id, claim = kit.job_in("running")
+    assert claim is not None
+    with kit.database.transaction() as session:
+        kit.lifecycle.note_provider_call(session, claim)
+    return job_id
+
+
+def _row_without_call(kit: Kit) -> str:
+    job_id, _ = kit.job_in("failed")
+    run(kit, usage_row(job_id, 1))
+    return job_id
+
+
+def _call_left_open(kit: Kit) -> str:
+    job_id = _call_without_row(kit)
+    run(kit, usage_row(job_id, 1, state="started"))
+    kit.advance(1800)
+    return job_id
+
+
+def _deleted_key_repeated(kit: Kit) -> str:
+    job = kit.new_job(idempotency_key="k")
+    run(
+        kit,
+        insert(JobTombstone).values(
+            job_id="another",
+            user_id=job.user_id,
+            job_type=job.job_type,
+            idempotency_key="k",
+            request_hash="h",
+            deleted_at=BEGIN,
+        ),
+    )
+    return job.id
+
+
+def _gap_in_history(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    run(kit, delete(AiJobEvent).where(AiJobEvent.type == "locked"))
+    return job_id
+
+
+def _begins_otherwise(kit: Kit) -> str:
+    job_id, _ = kit.job_in("running")
+    run(kit, update(AiJobEvent).where(AiJobEvent.seq == 1).values(type="released"))
+    return job_id
+
+
+def _history_disagrees(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    kit.set(job_id, lifecycle_status="failed")
+    return job_id
+
+
+BREAKS = {
+    "has no enqueue event": _no_event,
+    "has an enqueue event but no row": _no_job,
+    "changed after its end": _changed_after_end,
+    "is neither ended nor going on": _neither_ended_nor_going,
+    "ended without its end event": _end_untold,
+    "has history of two attempts mixed": _two_attempts_mixed,
+    "has another number of artifacts than its projection made": _artifact_too_many,
+    "has an event that should have been sent long ago": _never_sent,
+    "has a lease that ran out long ago": _lease_left_lying,
+    "waits, and nothing asks for its next attempt": _nobody_asks,
+    "was asked to cancel and did not end so": _cancel_overruled,
+    "is cancelled and nobody asked": _cancelled_unasked,
+    "asked the provider again with a saved answer": _bought_again,
+    "is a retry that bought what its parent had saved": _bought_again_by_a_retry,
+    "made a provider call that has no usage row": _call_without_row,
+    "has a usage row that no call stands for": _row_without_call,
+    "has a usage row that was never closed": _call_left_open,
+    "repeats a deleted job's key": _deleted_key_repeated,
+    "has gaps in its history": _gap_in_history,
+    "has a history that begins otherwise than with its creation": _begins_otherwise,
+    "stands otherwise than its history says": _history_disagrees,
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_broken_promise_is_found_and_its_job_named(kit: Kit, what: str) -> None:
+    job_id = BREAKS[what](kit)
+    assert job_id in found(kit).get(what, ())
+
+
+def test_each_rule_is_shown_to_find_something_and_each_promise_has_a_rule() -> None:
+    assert [rule.what for rule in RULES] == list(BREAKS)
+    assert {rule.promise for rule in RULES} == set(PROMISES)
+
+
+def test_a_message_that_the_broker_lost_is_missed_only_where_nobody_sends_it_again(kit: Kit) -> None:
+    job_id, _ = kit.job_in("queued")
+    run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
+    kit.advance(170)
+    assert found(kit, ask_broker=True) == {}, "the re-drive has its time"
+    kit.advance(60)
+    assert LOST_MESSAGE not in found(kit, ask_broker=True), "the message lies there: a healthy backlog"
+    kit.broker.lose_all()
+    assert found(kit, ask_broker=True)[LOST_MESSAGE] == (job_id,)
+    kit.pause(kit.job(job_id).queue_name)
+    assert found(kit, ask_broker=True) == {}, "a paused queue says so"
+
+
+def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> None:
+    job_id = _cancelled_unasked(kit)
+    kit.job_in("queued")
+    run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
+    kit.advance(timedelta(minutes=10).total_seconds())
+    kit.broker.away = True
+    report = Check(kit.database, kit.clock, kit.broker).run()
+    assert report.broker == "away"
+    assert [finding.job_ids for finding in report.findings] == [(job_id,)]
+
+
+def test_many_jobs_are_counted_and_the_first_few_named(kit: Kit) -> None:
+    ids = {kit.job_in("cancelled")[0] for _ in range(5)}
+    run(kit, update(AiJob).values(cancel_requested_at=None))
+    (finding,) = Check(kit.database, kit.clock, None).run(show=2).findings
+    assert finding.count == 5
+    assert len(finding.job_ids) == 2
+    assert set(finding.job_ids) <= ids
