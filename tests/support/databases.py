@@ -233,7 +233,7 @@ class MariaDbServer(Server, Databases):
 
     def _initialise(self, install: str) -> None:
         command = [
-            *(install, "--no-defaults", f"--datadir={self._folder / 'data'}", *self._as_user()),
+            *(install, "--no-defaults", f"--datadir={self._folder / 'data'}", *self._own_tmpdir(), *self._as_user()),
             *("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"),
             # `--rpm` leaves alone the rights of the system's PAM plug-in, and asks no resolver for names.
             *("--innodb-log-file-size=16M", "--rpm"),
@@ -245,12 +245,24 @@ class MariaDbServer(Server, Databases):
             encoding="utf-8",
         )
 
+    def _own_tmpdir(self) -> list[str]:
+        """Servers that share one folder for temporary tables remove each other's at their start."""
+        folder = self._folder / "tmp"
+        folder.mkdir(exist_ok=True)
+        return [f"--tmpdir={folder}"]
+
     def _as_user(self) -> list[str]:
         return ["--user=root"] if os.geteuid() == 0 else []
 
     def _command(self) -> Sequence[str | os.PathLike[str]]:
         return [
-            *(self._daemon, "--no-defaults", f"--datadir={self._folder / 'data'}", *self._as_user()),
+            *(
+                self._daemon,
+                "--no-defaults",
+                f"--datadir={self._folder / 'data'}",
+                *self._own_tmpdir(),
+                *self._as_user(),
+            ),
             *("--bind-address=127.0.0.1", f"--port={self.port}", "--skip-name-resolve"),
             f"--socket={self._folder / 'socket'}",
             f"--pid-file={self._folder / 'pid'}",
@@ -289,9 +301,7 @@ class MariaDbServer(Server, Databases):
                 columns = cursor.fetchone()[0]
                 cursor.execute(f"USE {name}")
                 cursor.execute(definition)
-                cursor.execute(
-                    f"INSERT INTO `{table}` ({columns}) SELECT {columns} FROM {template}.`{table}`"
-                )
+                cursor.execute(f"INSERT INTO `{table}` ({columns}) SELECT {columns} FROM {template}.`{table}`")
                 cursor.execute(f"USE {template}")
 
     def _drop(self, name: str) -> None:
