@@ -66,7 +66,7 @@ class Beliefs:
         self._rules = _all_rules(world)
         self._ended: dict[str, tuple[Any, ...]] = {}
         self._locks_at_pause: dict[str, Counter[str]] = {}
-        self.features: set[str] = set()
+        self.lives: set[str] = set()
         """The lives that jobs had, for choosing programs that are worth keeping."""
 
     def hold(self, bounds: Bounds = PATIENT) -> None:
@@ -103,7 +103,7 @@ class Beliefs:
         self.hold(Bounds())
         for job_id, history in self.before.history.items():
             kind = self.before.jobs[job_id]["job_type"]
-            self.features.add(" ".join([kind, *(row["type"] for row in history)]))
+            self.lives.add(" ".join([kind, *(row["type"] for row in history)]))
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

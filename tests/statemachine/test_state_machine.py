@@ -1,6 +1,7 @@
 """Any sequence of requests, steps, deaths and faults keeps the promises, and a healthy world then ends every job.
 
-`HYPOTHESIS_MAX_EXAMPLES` is not read: the short profile is the same each time, the long one looks for new sequences.
+The short profile tries the same examples each time, the long one looks for new ones. A failure shows its program,
+which `actions.play` runs again on any database.
 """
 
 from __future__ import annotations
@@ -138,6 +139,12 @@ def test_no_long_sequence_found_at_random_breaks_a_promise(database: FaultyDatab
     run_state_machine_as_test(lambda: _deployment(database), settings=LONG)
 
 
+def _play_seeds(database: FaultyDatabase, seeds: range, steps: int) -> None:
+    for seed in seeds:
+        with open_world(database) as world:
+            play(world, improvise(seed, steps, world))
+
+
 def _deployment(database: FaultyDatabase) -> Deployment:
     Deployment.database = database
     return Deployment()
@@ -146,9 +153,7 @@ def _deployment(database: FaultyDatabase) -> Deployment:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_no_program_made_from_a_seed_breaks_a_promise(database: FaultyDatabase) -> None:
-    for seed in range(300):
-        with open_world(database) as world:
-            play(world, improvise(seed, 60, world))
+    _play_seeds(database, range(300), steps=60)
 
 
 def test_a_worker_that_writes_without_its_claim_is_found_out(
@@ -161,6 +166,4 @@ def test_a_worker_that_writes_without_its_claim_is_found_out(
     for module in (changes, lifecycle):
         monkeypatch.setattr(module, "holds", lambda claim: AiJob.lifecycle_status == "running")
     with pytest.raises(Broken):
-        for seed in range(40):
-            with open_world(database) as world:
-                play(world, improvise(seed, 40, world))
+        _play_seeds(database, range(40), steps=40)

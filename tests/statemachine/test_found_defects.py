@@ -1,0 +1,36 @@
+"""What the state machine found, as small as it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from aijobs.db import Database
+from aijobs.jobs.models import QuotaUsage
+from tests.support.jobs import BEGIN, prepare_database
+
+
+def test_a_connection_whose_commit_failed_does_not_come_back_with_its_transaction_open(
+    create_sqlite_database: Callable[..., str],
+) -> None:
+    database = Database(create_sqlite_database(prepare_database))
+
+    def fails_at_commit(session: Session) -> None:
+        session.execute(text("PRAGMA defer_foreign_keys=ON"))
+        session.execute(
+            text(
+                "INSERT INTO ai_job_artifacts (job_id, artifact_type, artifact_id, ordinal) VALUES ('none', 'a', 'b', 0)"
+            )
+        )
+
+    with pytest.raises(IntegrityError):
+        database.write(fails_at_commit)
+    database.write(lambda session: session.add(QuotaUsage(user_id="u1", created_at=BEGIN)))
+    with database.read() as session:
+        assert session.get(QuotaUsage, "u1") is not None
+        assert session.execute(text("SELECT count(*) FROM ai_job_artifacts")).scalar_one() == 0
+    database.dispose()

@@ -1,0 +1,43 @@
+"""Sequences worth keeping, and fresh ones from seeds, run on PostgreSQL and MariaDB as on SQLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.statemachine.actions import Program, improvise, play
+from tests.statemachine.faulty import FaultyDatabase
+from tests.statemachine.world import open_world
+from tests.support.jobs import prepare_database
+
+PROGRAMS: dict[str, Program] = json.loads(Path(__file__).with_name("programs.json").read_text())
+"""Programs by the life that a job has in them, each a list of [action, values]; `harvest.py` chooses them."""
+
+
+@pytest.fixture
+def database(create_database: Callable[..., str]) -> Iterator[FaultyDatabase]:
+    """A database of each kind, whose commits go wrong when told to."""
+    opened = FaultyDatabase(create_database(prepare_database))
+    yield opened
+    opened.dispose()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_kept_program_keeps_the_promises_on_every_database(database: FaultyDatabase) -> None:
+    for life, program in PROGRAMS.items():
+        with open_world(database) as world:
+            lives = play(world, program).lives
+        # A program is worth nothing once the product has changed under it and it acts on nothing any more.
+        assert life in lives, f"none of {sorted(lives)} is {life}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_programs_from_seeds_keep_the_promises_on_every_database(database: FaultyDatabase) -> None:
+    for seed in range(1_000, 1_030):
+        with open_world(database) as world:
+            play(world, improvise(seed, 50, world))
