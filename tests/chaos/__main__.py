@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from aijobs import logs
 from aijobs.monitor.check import Bounds, Check
+from tests.chaos import crashes
 from tests.chaos.driver import Driver
 from tests.chaos.evidence import count_open, find_open_jobs, gather
 from tests.chaos.faults import DROPPED, Faults
@@ -28,8 +29,9 @@ from tests.chaos.stage import SERVERS, Stage
 from tests.chaos.verdict import Broken, judge, judge_report, judge_roles
 from tests.support.servers import ServerMissing
 
-SETTLE_S = 60.0
-"""By when everything must have ended once nothing breaks any more."""
+SETTLE_S = 45.0
+SETTLE_PER_JOB_S = 0.5
+"""By when everything must have ended once nothing breaks any more: a machine may have been given too much to do."""
 CHECK_EVERY_S = 5.0
 SHOWN_JOBS = 5
 AFTERWARDS = 1_000_000
@@ -42,7 +44,7 @@ class Game:
     def __init__(self, stage: Stage, plan: Plan, kind: str) -> None:
         self.stage, self.plan, self.kind = stage, plan, kind
         self.driver = Driver(stage.env, stage.port)
-        self.faults = Faults(stage, self.driver.is_at_work)
+        self.faults = Faults(stage, self.driver)
         self.broken: list[Broken] = []
         self.times: dict[str, float] = {}
 
@@ -87,11 +89,12 @@ class Game:
     def _settle(self) -> None:
         self.faults.heal()
         self.stage.wait_until_ready()
-        ends = time.monotonic() + SETTLE_S
+        seconds = SETTLE_S + SETTLE_PER_JOB_S * count_open(self.driver.database).get("jobs", 0)
+        ends = time.monotonic() + seconds
         while still := count_open(self.driver.database):
             if time.monotonic() > ends:
                 open_jobs = tuple(find_open_jobs(self.driver.database))
-                self.broken.append(Broken(f"not ended {SETTLE_S:g} s after the last fault: {still}", open_jobs))
+                self.broken.append(Broken(f"not ended {seconds:g} s after the last fault: {still}", open_jobs))
                 return
             time.sleep(0.2)
         job_id = self.driver.create_afterwards(AFTERWARDS)
@@ -117,10 +120,10 @@ class Game:
     def summary(self) -> str:
         """What happened, on one screen."""
         folder, book = self.stage.crash_folder, self.driver.book
-        crashes = count_crashes(read_lines(folder / "crashes"))
+        died = count_crashes(read_lines(folder / crashes.CRASHES))
         dropped = len(read_lines(folder / DROPPED))
         outputs = self.stage.outputs()
-        return summary(self.plan, self.kind, book, self.faults, crashes, dropped, self.evidence, outputs, self.times)
+        return summary(self.plan, self.kind, book, self.faults, died, dropped, self.evidence, outputs, self.times)
 
     def complaint(self) -> str:
         """What is broken, with the timelines of the first jobs."""

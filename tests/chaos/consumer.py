@@ -56,6 +56,7 @@ class LedgerProvider:
             answer = original(local, request, token)
         ledger.append(self._path, what=ledger.ANSWERED, **whose)
         self._points.reach("after_answer")
+        self._points.reach("between_answer_and_save")
         return answer
 
     def _scripted(self, job_input: Mapping[str, Any], attempt_no: int, token: Any) -> GenerateAnswer:

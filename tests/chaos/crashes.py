@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,10 @@ MAINTENANCE_POINTS = (
 )
 WEB_POINTS = ("web_before_commit", "web_after_commit")
 POINTS = WORKER_POINTS + MAINTENANCE_POINTS + WEB_POINTS
+STOP_POINTS = ("between_answer_and_save", "between_save_and_projection")
+"""Where a worker can be told to freeze instead: on its way from one write to the next, and none of them open."""
+CRASHES, STOPS = "crashes", "stops"
+"""The files that have a line for each process that ended or stopped at a point."""
 
 
 class CrashPoints:
@@ -51,6 +56,7 @@ class CrashPoints:
         self._folder, self._name = folder, name
         self._guard = threading.Lock()
         self._left: dict[str, int] = {}
+        self._stops: set[str] = set()
 
     def reach(self, point: str) -> None:
         """Go on, or end the process here and now."""
@@ -60,30 +66,36 @@ class CrashPoints:
             self._left[point] -= 1
             if self._left[point] >= 0:
                 return
-        append(self._folder / "crashes", point=point, process=self._name)
-        os._exit(EXIT_CODE)
+            stop = point in self._stops
+            if stop:
+                del self._left[point]
+        append(self._folder / (STOPS if stop else CRASHES), point=point, process=self._name)
+        if not stop:
+            os._exit(EXIT_CODE)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def _take(self, point: str) -> bool:
         armed = self._folder / point
         try:
-            count = int(armed.read_text())
+            count, _, how = armed.read_text().partition(" ")
             armed.unlink()
         except FileNotFoundError:
             return False
-        self._left[point] = count
+        self._left[point] = int(count)
+        (self._stops.add if how else self._stops.discard)(point)
         return True
 
 
-def arm(folder: Path, point: str, passages: int) -> None:
-    """Have the next process that comes to `point` end there, after `passages` passages."""
+def arm(folder: Path, point: str, passages: int, *, stop: bool = False) -> None:
+    """Have the next process that comes to `point` end there, after `passages` passages; or freeze, with `stop`."""
     draft = folder / f".{point}"
-    draft.write_text(str(passages))
+    draft.write_text(f"{passages} stop" if stop else str(passages))
     draft.rename(folder / point)
 
 
 def disarm(folder: Path) -> None:
     """Take back what nobody has taken."""
-    for point in POINTS:
+    for point in (*POINTS, *STOP_POINTS):
         (folder / point).unlink(missing_ok=True)
 
 
@@ -162,5 +174,6 @@ def install_worker(points: CrashPoints) -> None:
     wrap(LifecycleRepository, "lock_job", before(points, "before_lock"))
     wrap(LifecycleRepository, "lock_job", after(points, "after_lock"))
     wrap(Project, "project", before(points, "before_project"))
+    wrap(Project, "project", before(points, "between_save_and_projection"))
     for projector in (FlashcardProjector, ItemProjector):
         wrap(projector, "project", after(points, "in_projector"))

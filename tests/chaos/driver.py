@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 HTTP_TIMEOUT_S = 8.0
 KNOW_WITHIN_S = 10.0
 """How long an action waits to learn the job that it speaks of."""
+IN_THE_MIDDLE = timedelta(milliseconds=300)
 
 
 class NoAnswer(Exception):
@@ -116,13 +118,31 @@ class Driver:
             return add_operator_token(session, operator, "chaos", utc_now() + timedelta(days=1))
 
     def is_at_work(self, pid: int) -> bool:
-        """Whether a process of this machine holds a job; False where the database doesn't say."""
-        held = select(AiJob.id).where(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.contains(f"~{pid}~"))
+        """Whether a process of this machine is in the middle of a job; False where the database doesn't say."""
+        held = select(AiJob.id).where(
+            AiJob.lifecycle_status == RUNNING,
+            AiJob.locked_by.contains(f"~{pid}~"),
+            AiJob.locked_at <= self.services.clock.now(-IN_THE_MIDDLE),
+        )
         try:
             with self.database.read() as session:
                 return session.execute(held.limit(1)).first() is not None
         except (DBAPIError, PoolTimeout):
             return False
+
+    def can_write(self) -> bool:
+        """Whether the database takes a write now. A process that is frozen in one of its own holds up all of SQLite."""
+        url = self.database.engine.url
+        if url.get_backend_name() != "sqlite":
+            return True
+        connection = sqlite3.connect(str(url.database), timeout=0.3)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     # --- actions -----------------------------------------------------------------------------------------------
 

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 import redis
 
 from tests.chaos import crashes
-from tests.chaos.ledger import append
+from tests.chaos.ledger import append, read_lines
 from tests.chaos.plan import QUEUE_KEYS, WORKERS, Fault
 from tests.support.servers import Server
 
 if TYPE_CHECKING:
+    from tests.chaos.driver import Driver
     from tests.chaos.stage import Stage
 
-WORK_WITHIN_S = 2.0
+WORK_WITHIN_S = 4.0
+LET_GO_TRIES = 5
 DROP_SHARE = 0.3
 DROP_MARK = "drop"
 """While a file of this name is in the crash folder, workers lose messages that they popped."""
@@ -32,9 +34,9 @@ DROPPED = "dropped"
 class Faults:
     """Breaks things on a stage. `perform` may be called from many threads."""
 
-    def __init__(self, stage: Stage, is_at_work: Callable[[int], bool]) -> None:
-        """`is_at_work(pid)` says whether a process holds a job: who is hurt while idle shows little."""
-        self._stage, self._is_at_work = stage, is_at_work
+    def __init__(self, stage: Stage, driver: Driver) -> None:
+        """`driver` knows who holds a job (who is hurt while idle shows little), and whether the database is blocked."""
+        self._stage, self._driver = stage, driver
         self.done: Counter[str] = Counter()
         """How often each kind was performed; a process that was just restarting can't be hurt, and isn't counted."""
         self._one_at_a_time = {"broker": threading.Lock(), "database": threading.Lock()}
@@ -45,6 +47,7 @@ class Faults:
             "crash": self._arm,
             "kill": self._kill,
             "freeze": self._freeze,
+            "freeze at": self._freeze_at,
             "term": self._terminate,
             "flush": self._flush,
             "stop": self._stop,
@@ -66,7 +69,7 @@ class Faults:
 
     @staticmethod
     def _class_of(target: str) -> str:
-        return target if target in crashes.POINTS else target.partition("-")[0]
+        return target if target in (*crashes.POINTS, *crashes.STOP_POINTS) else target.partition("-")[0]
 
     def _arm(self, fault: Fault) -> bool:
         crashes.arm(self._stage.crash_folder, fault.target, fault.count)
@@ -90,11 +93,11 @@ class Faults:
         return self._hurt(fault.target, signal.SIGTERM)
 
     def _hurt(self, name: str, number: int) -> bool:
-        """Send a process a signal; a worker at once when it holds a job, and after a while whether or not."""
+        """Send a process a signal; a worker once it is in the middle of a job, and after a while whether or not."""
         ends = time.monotonic() + WORK_WITHIN_S
         while name in WORKERS and time.monotonic() < ends:
             pid = self._stage.pid_of(name)
-            if pid is None or self._is_at_work(pid):
+            if pid is not None and self._driver.is_at_work(pid):
                 break
             time.sleep(0.02)
         return self._stage.signal(name, number)
@@ -111,9 +114,36 @@ class Faults:
             return True
         if not self._hurt(fault.target, signal.SIGSTOP):
             return False
-        time.sleep(fault.lasts)
+        ends = time.monotonic() + fault.lasts
+        if fault.target in WORKERS:
+            self._let_go_of_the_database(fault.target)
+        time.sleep(max(0.0, ends - time.monotonic()))
         self._stage.signal(fault.target, signal.SIGCONT)
         return True
+
+    def _let_go_of_the_database(self, name: str) -> None:
+        """Freeze a worker between its writes, so that others can take its jobs over: it is to come back too late."""
+        for _ in range(LET_GO_TRIES):
+            if self._driver.can_write():
+                return
+            self._stage.signal(name, signal.SIGCONT)
+            time.sleep(0.05)
+            self._stage.signal(name, signal.SIGSTOP)
+
+    def _freeze_at(self, fault: Fault) -> bool:
+        """Have a process stop between two steps, and go on when its lease is long gone."""
+        stops = self._stage.crash_folder / crashes.STOPS
+        before = len(read_lines(stops))
+        crashes.arm(self._stage.crash_folder, fault.target, fault.count, stop=True)
+        ends = time.monotonic() + WORK_WITHIN_S
+        while time.monotonic() < ends:
+            for line in read_lines(stops)[before:]:
+                if line["point"] == fault.target:
+                    time.sleep(fault.lasts)
+                    self._stage.signal(line["process"], signal.SIGCONT)
+                    return True
+            time.sleep(0.05)
+        return False  # Nobody came there in time; who comes later is let go on at the end.
 
     def _flush(self, fault: Fault) -> bool:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aijobs.queues.broker import queue_key
-from tests.chaos.crashes import POINTS
+from tests.chaos.crashes import POINTS, STOP_POINTS
 
 ACTIONS_PER_S = 6.0
 FAULT_GAP_S = (0.5, 1.5)
@@ -224,9 +224,13 @@ def _deck(rng: random.Random, database_kind: str) -> Iterator[tuple[str, str, fl
         yield "crash", point, 0.0, rng.randint(0, 6) if "commit" in point else rng.randint(0, 1)
     for target in (*rng.sample(WORKERS, 2), rng.choice(MAINTENANCE), WEB):
         yield "kill", target, 0.0, 0
-    for target in (rng.choice(WORKERS), rng.choice(MAINTENANCE)):
-        yield "freeze", target, rng.uniform(4.5, 6.5), 0
-        yield "term", rng.choice((target, *WORKERS)), 0.0, 0
+    # Who comes back too late is the hardest to be safe from.
+    for target in (*rng.sample(WORKERS, 2), rng.choice(MAINTENANCE)):
+        yield "freeze", target, rng.uniform(5.0, 7.5), 0
+    for point in STOP_POINTS:
+        yield "freeze at", point, rng.uniform(5.0, 7.5), rng.randint(0, 1)
+    for target in (rng.choice(WORKERS), rng.choice((*WORKERS, *MAINTENANCE))):
+        yield "term", target, 0.0, 0
     yield "flush", "broker", 0.0, 0
     yield "stop", "broker", rng.uniform(0.5, 3.0), 0
     yield "freeze", "broker", rng.uniform(0.5, 3.0), 0

@@ -35,7 +35,7 @@ class Case:
         told.job_ids, told.made, told.chain = [self.job.id], 1, [self.job.id]
         history = build_history(self.job, "created", "locked", "provider_called", "output_saved", "succeeded")
         for event in history[1:]:
-            event.attempt_no = 1
+            event.attempt_no, event.actor, event.instance = 1, "worker", "host~1"
         self.jobs: dict[str, AiJob] = {self.job.id: self.job}
         self.history: dict[str, list[AiJobEvent]] = defaultdict(list, {self.job.id: history})
         self.rows: dict[str, list[AiUsageLog]] = defaultdict(list, {self.job.id: [self.usage]})
@@ -81,6 +81,10 @@ def _unsaved_answer(case: Case) -> None:
     case.history[case.job.id] = [e for e in case.history[case.job.id] if e.type != "output_saved"]
 
 
+def _zombie_wrote(case: Case) -> None:
+    case.history[case.job.id][-1].instance = "host~2"
+
+
 BREAKS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "not ended": (lambda c: setattr(c.job, "lifecycle_status", "running"), "has not ended"),
     "cancel overruled": (lambda c: c.book.cancelled.add(c.job.id), "cancel acknowledged and is succeeded"),
@@ -106,6 +110,7 @@ BREAKS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "open row": (lambda c: setattr(c.usage, "state", "started"), "never closed"),
     "row without answer": (lambda c: setattr(c.call, "answered", 0), "done without an answer"),
     "row without call": (lambda c: c.calls.clear(), "is done without an answer"),
+    "zombie": (_zombie_wrote, "has succeeded of attempt 1 from another than its holder"),
     "surprise": (lambda c: c.book.surprise(Action(0, "cancel", CREATE), "HTTP 418"), "HTTP 418"),
 }
 

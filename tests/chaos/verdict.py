@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aijobs.ai.models import DONE, LOST, STARTED
 from aijobs.definitions.definition import QUEUES
+from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, SUCCEEDED
 from aijobs.monitor.check import Report
@@ -41,6 +42,7 @@ def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Brok
             found.append(Broken("is a job that nobody asked for", (job.id,)))
             continue
         found += _ended_as_allowed(evidence, job, asked[job.id], book, database_faults)
+        found += _holder_alone_wrote(evidence, job)
         found += _results_once(evidence, job, asked[job.id])
         found += _paid_once(evidence, job)
     found += _ledger_against_usage(evidence)
@@ -131,6 +133,16 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
     tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
     # The one more try that such a code has may have been used up by the script itself.
     return database_faults and job.error_code in DATABASE_CODES and (job.error_code in tried or job.retry_count >= 2)
+
+
+def _holder_alone_wrote(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
+    """What a worker wrote about an attempt, the worker wrote that had locked it."""
+    holders: dict[int, str | None] = {}
+    for event in evidence.history[job.id]:
+        if event.type == "locked":
+            holders[event.attempt_no] = event.instance
+        elif event.actor == WORKER and event.instance != holders.get(event.attempt_no):
+            yield Broken(f"has {event.type} of attempt {event.attempt_no} from another than its holder", (job.id,))
 
 
 # --- results and money ---------------------------------------------------------------------------------------------
