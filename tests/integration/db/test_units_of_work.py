@@ -323,7 +323,6 @@ def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_it
             connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
             assert LockReaper(kit.database, kit.lifecycle).reap() == 1
             with pytest.raises(DBAPIError):
-                connection.commit()
                 connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
         assert (kit.job(claim.job_id).lost_count, kit.job(claim.job_id).progress) == (1, 0)
     databases.drop_database(url)
