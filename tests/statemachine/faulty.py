@@ -41,13 +41,13 @@ class FaultyDatabase(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         dialect = self.engine.dialect
-        driver_error: type[Exception] = dialect.loaded_dbapi.OperationalError  # type: ignore[union-attr]
+        driver_error: type[Exception] = dialect.loaded_dbapi.OperationalError
         self._lost = type("ConnectionLost", (driver_error,), {})
         self._asks_again = type("AsksAgain", (driver_error,), {"sqlstate": "40P01"})
         self._words = _REPEAT_ME[dialect.name]
         self._armed: str | None = None
         self._really_commit = dialect.do_commit
-        dialect.do_commit = self._commit  # type: ignore[method-assign]
+        dialect.do_commit = self._commit  # type: ignore[method-assign,assignment]
         event.listen(self.engine, "handle_error", self._tell_lost_connections)
         if dialect.name == "sqlite":
             event.listen(self.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))

@@ -62,10 +62,11 @@ class Flow(greenlet):
         """How many more commits of this flow find no database."""
         self.may_fail = False
         """The database was away for it, and it may say so."""
-        self._work = work
+        self._work, self._began = work, False
         process.flows.append(self)
 
     def _work_off(self, _order: Any = None) -> None:
+        self._began = True
         try:
             self.result = self._work()
         except Died:
@@ -85,7 +86,7 @@ class Flow(greenlet):
             return
         self.why = "died"
         # What never began has nothing to unwind, and would hand `Died` to whoever cuts it.
-        self.throw(Died if self else GreenletExit)
+        self.throw(Died if self._began else GreenletExit)
 
     def rest(self, why: str, waits_for: Callable[[], bool] = lambda: True) -> str | None:
         """Stand still; the order with which the flow was sent on."""
@@ -216,7 +217,7 @@ TIMED_PASSES = ("aijobs.upkeep.dispatcher",)
 @contextmanager
 def one_thread(time: VirtualTime) -> Iterator[None]:
     """The product's modules with flows for threads and the manual clock for time."""
-    patches = [mock.patch(f"{module}.time", time) for module in (*TIMED, *TIMED_PASSES)]
+    patches: list[Any] = [mock.patch(f"{module}.time", time) for module in (*TIMED, *TIMED_PASSES)]
     patches.append(mock.patch("aijobs.engine.engine.threading", FlowThreading))
     for patch in patches:
         patch.start()

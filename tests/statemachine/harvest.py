@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import tempfile
+from typing import Any
 
 import structlog
 
@@ -24,15 +25,15 @@ KEPT, STEPS = 24, 40
 def main(first: int, last: int) -> None:
     """Print the programs of these seeds that are worth keeping, by name."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    lives: dict[str, list[tuple[str, dict[str, object]]]] = {}
+    lives: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/harvest.db"
         prepare_database(url)
         database = FaultyDatabase(url)
         for seed in range(first, last):
             with open_world(database) as world:
-                acts = list[tuple[str, dict[str, object]]]()
-                beliefs = play(world, (acts.append(act) or act for act in improvise(seed, STEPS, world)))
+                beliefs = play(world, improvise(seed, STEPS, world))
+                acts = list(world.program)
                 for life in beliefs.lives:
                     if life not in lives or len(acts) < len(lives[life]):
                         lives[life] = acts

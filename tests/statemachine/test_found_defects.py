@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aijobs.db import Database
-from aijobs.jobs.models import QuotaUsage
+from aijobs.jobs.models import AiJobArtifact, QuotaUsage
 from tests.support.jobs import BEGIN, prepare_database
 
 
@@ -21,11 +21,7 @@ def test_a_connection_whose_commit_failed_does_not_come_back_with_its_transactio
 
     def fails_at_commit(session: Session) -> None:
         session.execute(text("PRAGMA defer_foreign_keys=ON"))
-        session.execute(
-            text(
-                "INSERT INTO ai_job_artifacts (job_id, artifact_type, artifact_id, ordinal) VALUES ('none', 'a', 'b', 0)"
-            )
-        )
+        session.add(AiJobArtifact(job_id="none", artifact_type="a", artifact_id="b", ordinal=0))
 
     with pytest.raises(IntegrityError):
         database.write(fails_at_commit)

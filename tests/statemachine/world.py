@@ -117,11 +117,6 @@ class ShakyBroker(KitBroker):
             self.handed_out.append(message)
         return message
 
-    def pass_days(self, days: float) -> None:
-        """Much time passes."""
-        self.aged = True
-        self.clock.advance(timedelta(days=days))
-
     def lose(self, n: int) -> None:
         """Lose one waiting message, the `n`-th of all."""
         places = [(queue, member) for queue in self._queues.values() for member in sorted(queue)]
@@ -130,6 +125,7 @@ class ShakyBroker(KitBroker):
             del queue[member]
 
     def waiting(self) -> int:
+        """How many messages it holds."""
         return sum(map(len, self._queues.values()))
 
 
