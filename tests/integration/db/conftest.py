@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from aijobs.db import ManualClock
-from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database
+from tests.support.databases import Databases, SqliteDatabases
+from tests.support.jobs import BEGIN, Kit, open_kit, scratch_database
 
 
 @pytest.fixture
-def kit(create_database: Callable[..., str]) -> Iterator[Kit]:
+def kit(database_server: Databases) -> Iterator[Kit]:
     """Services over each database in turn; the clock stands still until it is moved."""
-    with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
+    with open_kit(scratch_database(database_server), clock=ManualClock(BEGIN)) as kit:
         yield kit
 
 
 @pytest.fixture
-def live_kit(create_database: Callable[..., str]) -> Iterator[Kit]:
+def live_kit(database_server: Databases) -> Iterator[Kit]:
     """As `kit`, judged by the database's own clock."""
-    with open_kit(create_database(prepare_database)) as kit:
+    with open_kit(scratch_database(database_server)) as kit:
         yield kit
 
 
 @pytest.fixture
-def sqlite_kit(create_sqlite_database: Callable[..., str]) -> Iterator[Kit]:
+def sqlite_kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
     """As `kit`, for what has nothing to do with the kind of database."""
-    with open_kit(create_sqlite_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
+    with open_kit(scratch_database(sqlite), clock=ManualClock(BEGIN)) as kit:
         yield kit
