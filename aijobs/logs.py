@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -61,9 +61,32 @@ def get_logger(name: str) -> Any:
     return structlog.stdlib.get_logger(name)
 
 
-def job_fields(**known: Any) -> dict[str, Any]:
-    """The eight keys, null but for what is `known` (by their camelCase names)."""
-    return {**dict.fromkeys(JOB_KEYS), **known}
+class LoggedJob(Protocol):
+    """What a line tells of a job."""
+
+    id: str
+    job_type: str
+    queue_name: str
+    attempt_no: int
+    lifecycle_status: str
+    error_code: str | None
+
+
+def job_fields(job: LoggedJob | None = None, **known: Any) -> dict[str, Any]:
+    """The eight keys: what `job` says, overruled by what is `known` (by camelCase names), null else."""
+    of_job = {} if job is None else _of_job(job)
+    return {**dict.fromkeys(JOB_KEYS), **of_job, **known}
+
+
+def _of_job(job: LoggedJob) -> dict[str, Any]:
+    return {
+        "jobId": job.id,
+        "jobType": job.job_type,
+        "queueName": job.queue_name,
+        "attemptNo": job.attempt_no,
+        "lifecycleStatus": job.lifecycle_status,
+        "errorCode": job.error_code,
+    }
 
 
 class Outage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db import Clock, Database
 from aijobs.definitions.registry import JobDefinitionRegistry
@@ -56,6 +57,15 @@ class Prepare:
             return None
         return Run(job, claim_of(job), definition, CancellationToken(definition.execution.timeout_ms / 1000))
 
+    def database_answers(self) -> bool:
+        """Whether the database can be asked anything now."""
+        try:
+            with self._database.read() as session:
+                session.execute(select(1))
+        except SQLAlchemyError:
+            return False
+        return True
+
     def note_event(self, run: Run) -> None:
         """Learn which outbox event asked for this attempt, and write the line that tells of the lock."""
         key = enqueue_key(run.job, run.claim.attempt_no)
@@ -78,15 +88,4 @@ class Prepare:
             given_up = self._lifecycle.give_up(job.id, job.attempt_no + 1, error, actor="worker")
         except JobLockConflict:
             return  # Another worker knew the type after all, or gave it up first.
-        logger.error(
-            "job.given_up",
-            **job_fields(
-                jobId=job.id,
-                jobType=job.job_type,
-                queueName=job.queue_name,
-                outboxId=event.id,
-                attemptNo=given_up.attempt_no,
-                lifecycleStatus=given_up.lifecycle_status,
-                errorCode=given_up.error_code,
-            ),
-        )
+        logger.error("job.given_up", **job_fields(given_up, outboxId=event.id))

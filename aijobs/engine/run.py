@@ -53,14 +53,10 @@ class Run:
 
     def fields(self, job: AiJob | None = None, error_code: str | None = None) -> dict[str, Any]:
         """The eight keys of a log line about this attempt."""
-        job = job or self.job
         return job_fields(
-            jobId=job.id,
-            jobType=job.job_type,
-            queueName=job.queue_name,
+            job or self.job,
             outboxId=self.outbox_id,
             attemptNo=self.claim.attempt_no,
             durationMs=self.stopwatch.ms,
-            lifecycleStatus=job.lifecycle_status,
             errorCode=error_code,
         )

@@ -183,17 +183,7 @@ class AiJobService:
         if not result.created:
             return
         job = result.job
-        logger.info(
-            "job.created",
-            **job_fields(
-                jobId=job.id,
-                jobType=job.job_type,
-                queueName=job.queue_name,
-                outboxId=message[0].event_id if message else None,
-                attemptNo=0,
-                lifecycleStatus=job.lifecycle_status,
-            ),
-        )
+        logger.info("job.created", **job_fields(job, outboxId=message[0].event_id if message else None))
         if message:
             self._hand_over(message[0])
 
@@ -236,7 +226,7 @@ class AiJobService:
             waiting = self._waiting_message(job)
             job = self._request_cancel(job_id, by)
             if job.cancel_requested_at is not None:
-                logger.info("job.cancel_requested", **self._fields(job))
+                logger.info("job.cancel_requested", **job_fields(job))
                 self._withdraw(job, waiting)
                 return job
         if strict:
@@ -263,16 +253,6 @@ class AiJobService:
         with self._database.read() as session:
             event = self._outbox.enqueue_event(session, job)
             return outgoing(event, job) if event else None
-
-    def _fields(self, job: AiJob) -> dict[str, Any]:
-        return job_fields(
-            jobId=job.id,
-            jobType=job.job_type,
-            queueName=job.queue_name,
-            attemptNo=job.attempt_no,
-            lifecycleStatus=job.lifecycle_status,
-            errorCode=job.error_code,
-        )
 
     # --- retry -------------------------------------------------------------------------------------------------
 
@@ -313,7 +293,7 @@ class AiJobService:
 
         self._ensure_user_row(parent.user_id)
         result = self._database.write(retry, settled)
-        logger.info("job.retried", by=by, parentJobId=job_id, **self._fields(result.job))
+        logger.info("job.retried", by=by, parentJobId=job_id, **job_fields(result.job))
         self._after_commit(result, message)
         return result
 

@@ -272,10 +272,9 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
 
 def _fields(event: OutboxEvent, job: AiJob | None = None) -> dict[str, object]:
     return job_fields(
+        job,
         jobId=event.aggregate_id,
         jobType=event.payload.get("jobType"),
         queueName=event.queue_name,
         outboxId=event.id,
-        attemptNo=job.attempt_no if job else None,
-        lifecycleStatus=job.lifecycle_status if job else None,
     )

@@ -65,19 +65,12 @@ class LockReaper:
         except LifecycleError:
             return 0  # A beat, the holder or another reaper came first: exactly what the compare-and-set is for.
         except Exception as error:
-            logger.error("reaper.failed", error=type(error).__name__, **job_fields(jobId=job.id))
+            logger.error("reaper.failed", error=type(error).__name__, **job_fields(job))
             return 0
         logger.warning(
             "job.lease_lost",
             holder=claim.instance,
             lostCount=after.lost_count,
-            **job_fields(
-                jobId=job.id,
-                jobType=job.job_type,
-                queueName=job.queue_name,
-                attemptNo=job.attempt_no,
-                lifecycleStatus=after.lifecycle_status,
-                errorCode=after.error_code,
-            ),
+            **job_fields(after, attemptNo=job.attempt_no),
         )
         return 1

@@ -98,20 +98,10 @@ class Redrive:
         for event in counted:
             if event.id in failures:
                 self._sign_anew(event, failures[event.id])
-        for event in counted:
+                continue
             job = by_key[event.dedupe_key]
-            logger.warning(
-                "outbox.redriven",
-                redrives=event.redrives + 1,
-                **job_fields(
-                    jobId=job.id,
-                    jobType=job.job_type,
-                    queueName=job.queue_name,
-                    outboxId=event.id,
-                    attemptNo=job.attempt_no + 1,
-                    lifecycleStatus=job.lifecycle_status,
-                ),
-            )
+            fields = job_fields(job, outboxId=event.id, attemptNo=job.attempt_no + 1)
+            logger.warning("outbox.redriven", redrives=event.redrives + 1, **fields)
         return len(counted)
 
     def _sign_anew(self, event: OutboxEvent, why: Exception) -> None:
