@@ -10,6 +10,7 @@ import pytest
 
 from tests.statemachine.actions import Program, improvise, play
 from tests.statemachine.faulty import FaultyDatabase
+from tests.statemachine.told import TOLD
 from tests.statemachine.world import open_world
 from tests.support.jobs import prepare_database
 
@@ -23,6 +24,15 @@ def database(create_database: Callable[..., str]) -> Iterator[FaultyDatabase]:
     opened = FaultyDatabase(create_database(prepare_database))
     yield opened
     opened.dispose()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_told_sequence_keeps_the_promises_on_every_database(database: FaultyDatabase) -> None:
+    for sentence, (program, lives) in TOLD.items():
+        with open_world(database) as world:
+            seen = play(world, program).lives
+        assert lives <= seen, f"{sentence}: the lives were {sorted(seen)}"
 
 
 @pytest.mark.long
