@@ -77,7 +77,7 @@ class InstanceId:
             return False
         if self.pid == observer.pid and self.started == observer.started:
             return self.nonce != observer.nonce
-        return _process_started(self.pid) != self.started
+        return _process_started(self.pid) not in (self.started, _HIDDEN)
 
 
 def _boot_id() -> str:
@@ -92,11 +92,28 @@ def _pid_namespace() -> str:
     return os.readlink(path).strip("pid:[]") if path.is_symlink() else ""
 
 
+_HIDDEN = "hidden"
+
+
 def _process_started(pid: int) -> str | None:
-    """The start time of `pid` in clock ticks since boot, or None where no such process lives."""
+    """The start time of `pid` in clock ticks since boot, or None where no such process lives.
+
+    `_HIDDEN` where one lives that this process may not look at: another user's, where /proc is mounted with hidepid.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
+        return _HIDDEN if _answers(pid) else None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
+
+
+def _answers(pid: int) -> bool:
+    """Whether the kernel knows such a process, by a signal that does nothing."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

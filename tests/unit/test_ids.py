@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +96,19 @@ def test_what_lives_elsewhere_is_never_judged(change: dict[str, Any]) -> None:
 def test_where_the_system_does_not_say_who_lives_nobody_is_judged(unknown: dict[str, Any]) -> None:
     me = replace(InstanceId.current(), **unknown)
     assert not replace(me, pid=2**22 + 1, started="1", nonce="00000000").is_dead_beside(me)
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is mounted with hidepid, the processes of other users look as if they were not there."""
+    me = InstanceId.current()
+    read = Path.read_text
+
+    def hidden(path: Path, *args: Any, **kwargs: Any) -> str:
+        if path.name == "stat":
+            raise FileNotFoundError(path)
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert not replace(me, pid=os.getppid(), started="1").is_dead_beside(me)
+    assert replace(me, pid=2**22 + 1, started="1").is_dead_beside(me)
+    assert replace(me, pid=10**30, started="1").is_dead_beside(me)
