@@ -25,7 +25,7 @@ from aijobs.errors import CancelRequested, JobError, LifecycleError
 from aijobs.events import EventBus
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.logs import Outage, get_logger
-from aijobs.queues.message import JobMessage
+from aijobs.queues.message import PUT_BACK, JobMessage
 
 logger = get_logger(__name__)
 
@@ -77,14 +77,22 @@ class ExecutionEngine:
             return list(self._runs.values())
 
     def execute(self, message: JobMessage) -> str:
-        """Run the job of `message` and say how the attempt ended; `not_taken` where there was nothing to run.
+        """Run the job of `message` and say how the attempt ended; `not_taken` where there was nothing to run,
+        `PUT_BACK` where the database is away, so that nobody can say.
 
         The attempt's code has a thread of its own, so that code which does not return when its time is up holds no
         slot of the worker.
         """
         if self._draining:
             return NOT_TAKEN
-        run = self._take(message)
+        try:
+            run = self._prepare.take(message)
+        except Exception as error:
+            self._outage.failed(error)
+            # While the database is away the queue is left as it is. What one job alone can't be read for is dropped
+            # instead, as it would hold up all others; the re-drive sends it again.
+            return NOT_TAKEN if self._prepare.database_answers() else PUT_BACK
+        self._outage.worked()
         if run is None:
             return NOT_TAKEN
         with self._guard:
@@ -99,16 +107,6 @@ class ExecutionEngine:
         run.ended.wait()
         self._presence.finished(run.claim.job_id)
         return run.outcome
-
-    def _take(self, message: JobMessage) -> Run | None:
-        try:
-            run = self._prepare.take(message)
-        except Exception as error:
-            # The message is gone, the job waits as before, and the re-drive sends it again.
-            self._outage.failed(error)
-            return None
-        self._outage.worked()
-        return run
 
     # --- one attempt -------------------------------------------------------------------------------------------
 

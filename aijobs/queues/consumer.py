@@ -17,6 +17,7 @@ from aijobs.logs import configure, get_logger
 from aijobs.queues.beat import BeatScheduler, QuietScheduler, where
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
+from aijobs.queues.message import PUT_BACK
 from aijobs.settings import Settings
 
 EXIT_ABANDONED = 75
@@ -77,8 +78,8 @@ def configure_logs(settings: Settings) -> None:
 
 
 class JobWorker(Worker):
-    """A worker thread. While the broker is away it tries again every two seconds at most, without a line
-    each time."""
+    """A worker thread. While broker or database is away it tries again every two seconds at most, without a
+    line each time."""
 
     def loop(self, now: Any = None) -> None:
         try:
@@ -89,20 +90,24 @@ class JobWorker(Worker):
             self.sleep()
             return
         self.huey.outage.worked()
-        self.delay = self.default_delay
         if task is None:
+            self.delay = self.default_delay
             return
         if self.stop_flag.is_set():
             self._put_back()
             return
-        self.huey.execute(task, now)
+        if self.huey.execute(task, now) == PUT_BACK:
+            # The database is away. Popping on would empty the queue into nowhere, and all of it be sent again.
+            self._put_back()
+            self.sleep()
+            return
+        self.delay = self.default_delay
         self.task_count += 1
         if self.max_tasks and self.task_count >= self.max_tasks:
             raise WorkerRecycle()
 
     def _put_back(self) -> None:
-        """What was popped while the process began to stop waits for another; if it can't, the re-drive
-        finds it."""
+        """What was popped and not run waits where it was; if it can't, the re-drive finds it."""
         try:
             self.huey.storage.put_back()
         except redis.RedisError as error:

@@ -26,7 +26,8 @@ class Crew:
     """What a consumer process works with. Built when it starts, so that importing a queue needs nothing."""
 
     run_job: Callable[[JobMessage], object] | None = None
-    """Does a job; never raises. None on the maintenance queue."""
+    """Does a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the
+    maintenance queue."""
     passes: Sequence[Pass] = ()
     start: Callable[[], None] = _nothing
     """Called before the first message is taken; what it raises ends the process."""

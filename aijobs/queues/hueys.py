@@ -120,8 +120,8 @@ class AiJobsHuey(PriorityRedisHuey):
     def add_job_task(self) -> Any:
         """Make this a queue of jobs: its one task, `run_job`, hands each message to the crew."""
 
-        def run_job(message: dict[str, str]) -> None:
-            self._run_job(read_arguments(message))
+        def run_job(message: dict[str, str]) -> object:
+            return self._run_job(read_arguments(message))
 
         run_job.__module__ = self._build_crew.__module__
         self.job_task_name = f"{run_job.__module__}.{TASK}"
@@ -146,11 +146,11 @@ class AiJobsHuey(PriorityRedisHuey):
         self.crew = crew
         return crew
 
-    def _run_job(self, message: JobMessage) -> None:
+    def _run_job(self, message: JobMessage) -> object:
         crew = self._working_crew()
         if crew.run_job is None:
             raise AijobsError(f"{self.queue_name} takes no jobs")
-        crew.run_job(message)
+        return crew.run_job(message)
 
     def abandon(self) -> None:
         """Give this process up, from any thread: what it holds is given back, it ends with code 75, and
@@ -172,11 +172,11 @@ class AiJobsHuey(PriorityRedisHuey):
             logger.error("message.refused", queueName=self.queue_name, reason=str(error), bytes=len(data))
             return None
 
-    def execute(self, task: Any, timestamp: Any = None) -> None:
-        """Run a task at once: no revocation, schedule, retry, lock or result of Huey's, so Redis isn't
-        asked."""
+    def execute(self, task: Any, timestamp: Any = None) -> object:
+        """Run a task at once and say what it answered: no revocation, schedule, retry, lock or result of
+        Huey's, so Redis isn't asked."""
         try:
-            task.execute()
+            return task.execute()
         except Exception as error:
             logger.error(
                 "message.failed",
@@ -185,6 +185,7 @@ class AiJobsHuey(PriorityRedisHuey):
                 error=type(error).__name__,
                 where=where(error),
             )
+            return None
 
     def enqueue(self, task: Any) -> NoReturn:
         raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")

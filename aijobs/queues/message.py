@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 MESSAGE_VERSION = 1
+PUT_BACK = "put_back"
+"""What a crew answers that could not look at a message's job at all: the message is to wait where it was."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.logs import JOB_KEYS
+from aijobs.queues.message import PUT_BACK
 from aijobs.upkeep.reaper import LockReaper
 from tests.integration.engine.stage import CARDS, NOTES, Stage, Writing, card_row, saved_job
 from tests.support.polling import poll
@@ -145,14 +146,14 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
 
 
 @ANY_DATABASE
-def test_a_database_that_is_away_when_a_message_comes_reaches_nobody(stage: Stage) -> None:
+def test_a_message_that_comes_while_the_database_is_away_is_put_back_and_reaches_nobody(stage: Stage) -> None:
     stage.engine.close()
     job_id = stage.kit.new_job().id
     message = stage.message(job_id)
     faults = Faults(1, lasting=True)
     with at_work(stage, faults):
         faults.armed = True
-        assert stage.engine.execute(message) == "not_taken"
+        assert stage.engine.execute(message) == PUT_BACK
     assert stage.run(job_id) == "succeeded"
 
 
