@@ -58,18 +58,13 @@ def test_program_ends_with_its_children(run: Run) -> None:
 
 
 def test_program_that_ignores_the_polite_signal_is_ended_by_force(processes: Processes) -> None:
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('up', flush=True); time.sleep(600)"
-    )
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);print('up', flush=True); time.sleep(600)"
     program = processes.spawn([sys.executable, "-c", code])
     program.wait_for_output("up")
     assert program.stop(timeout=0.2) == -signal.SIGKILL
 
 
-def test_program_sees_no_setting_of_the_developer(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_sees_no_setting_of_the_developer(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_DATABASE_URL", "sqlite:///precious.db")
     code = "import os; print(os.environ.get('AIJOBS_DATABASE_URL'), os.environ['AIJOBS_REDIS_URL'])"
     program = processes.spawn([sys.executable, "-c", code], env={"AIJOBS_REDIS_URL": "redis://here"})

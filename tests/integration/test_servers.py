@@ -59,9 +59,7 @@ def test_broker_is_empty_although_another_test_left_something(redis_url: str) ->
         client.set("left", "behind")
 
 
-def test_broker_keeps_its_address_and_loses_its_data_when_it_restarts(
-    redis_url: str, valkey: ValkeyServer
-) -> None:
+def test_broker_keeps_its_address_and_loses_its_data_when_it_restarts(redis_url: str, valkey: ValkeyServer) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("key", "value")
         valkey.restart()

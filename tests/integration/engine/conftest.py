@@ -1,4 +1,4 @@
-"""Services over each database, with a clock that stands still, or the database's own."""
+"""An engine over the services, and what it logs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,8 @@ from typing import Any
 import pytest
 
 from aijobs import logs
-from aijobs.db import ManualClock
 from tests.integration.engine.stage import Stage, open_stage
-from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database
-
-
-@pytest.fixture
-def kit(create_database: Callable[..., str]) -> Iterator[Kit]:
-    """Services over each database in turn; the clock stands still until it is moved."""
-    with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
-        yield kit
-
-
-@pytest.fixture
-def live_kit(create_database: Callable[..., str]) -> Iterator[Kit]:
-    """As `kit`, judged by the database's own clock."""
-    with open_kit(create_database(prepare_database)) as kit:
-        yield kit
-
-
-@pytest.fixture
-def sqlite_kit(create_sqlite_database: Callable[..., str]) -> Iterator[Kit]:
-    """As `kit`, for what has nothing to do with the kind of database."""
-    with open_kit(create_sqlite_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
-        yield kit
+from tests.support.jobs import Kit
 
 
 @pytest.fixture

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import delete, insert, text, update
 
 from aijobs.ai.models import AiUsageLog
-from aijobs.db import ManualClock
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Check
 from aijobs.outbox.models import OutboxEvent
-from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database
-
-
-@pytest.fixture
-def kit(create_database: Callable[..., str]) -> Iterator[Kit]:
-    with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
-        yield kit
+from tests.support.jobs import BEGIN, Kit
 
 
 def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:

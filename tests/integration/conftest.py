@@ -1,4 +1,4 @@
-"""The record over each database, with a clock that stands still, or the database's own."""
+"""Services over each database, with a clock that stands still, or the database's own."""
 
 from __future__ import annotations
 
