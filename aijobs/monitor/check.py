@@ -5,7 +5,8 @@ Runs on a live database at any time: a statement sees one instant, and what is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
+
+PAGE = 500
 
 PROMISES = {
     1: "a job and its enqueue event exist together or not at all",
@@ -55,6 +58,8 @@ class Bounds:
     """From `lock_until` until a reaper must have taken the lease."""
     undelivered: timedelta = timedelta(minutes=3)
     """From an event's due time until it must have been sent; from a job's due time until its message is there."""
+    redrive: timedelta = timedelta(seconds=12)
+    """From a message that is missed until it must be there again: above the re-drive's period."""
     cancel: timedelta = timedelta(minutes=3)
     """From a cancel request until the job must have ended."""
     open_call: timedelta = timedelta(minutes=15)
@@ -122,48 +127,60 @@ class Check:
         return Report(tuple(findings), len(RULES) + 1, jobs, broker, watch.seconds)
 
     def _lost_messages(self) -> tuple[list[str], str]:
-        """Jobs that have long been due, whose event went out and whose message is nowhere."""
+        """Jobs long due whose event went out and whose message is nowhere, though the re-drive had its time.
+
+        A message may be popped while it is looked for, and one that was lost a moment ago is not yet missed by the
+        re-drive: what is missing is looked for again, and only what stays so counts.
+        """
         if self._broker is None:
             return [], "not asked"
-        lost: list[str] = []
+        try:
+            missing = self._missing(None)
+            if missing:
+                time.sleep(self._bounds.redrive.total_seconds())
+                missing &= self._missing({job_id for job_id, _ in missing})
+        except BrokerUnavailable:
+            return [], "away"
+        return sorted(job_id for job_id, _ in missing), "asked"
+
+    def _missing(self, among: set[str] | None) -> set[tuple[str, int]]:
+        """(job id, attempt) of overdue jobs whose message the broker doesn't hold; of all, or of those `among`."""
+        missing: set[tuple[str, int]] = set()
+        for jobs in self._overdue(among):
+            by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
+            with self._database.read() as session:
+                events = self._sent_long_ago(session, list(by_key))
+            of_event = {event.id: by_key[event.dedupe_key] for event in events}
+            gone = self._asked([outgoing(event, of_event[event.id]) for event in events])
+            missing |= {(of_event[event_id].id, of_event[event_id].attempt_no) for event_id in gone}
+        return missing
+
+    def _asked(self, messages: Sequence[OutgoingMessage]) -> set[str]:
+        return self._broker.find_missing(messages) if self._broker is not None and messages else set()
+
+    def _overdue(self, among: set[str] | None) -> Iterator[Sequence[AiJob]]:
+        query = select(AiJob).where(_WAITS, ~_PAUSED, DUE_AT <= self._clock.now(-self._bounds.undelivered))
+        if among is not None:
+            query = query.where(AiJob.id.in_(among))
         after = ""
         while True:
             with self._database.read() as session:
-                page = self._overdue(session, after)
+                page = session.execute(query.where(AiJob.id > after).order_by(AiJob.id).limit(PAGE)).scalars().all()
             if not page:
-                return lost, "asked"
-            after = page[-1][0].id
-            messages = {event.id: job.id for job, event in page}
-            try:
-                missing = self._broker.find_missing([outgoing(event, job) for job, event in page])
-            except BrokerUnavailable:
-                return lost, "away"
-            lost += [messages[event_id] for event_id in missing]
+                return
+            after = page[-1].id
+            yield page
 
-    def _overdue(self, session: Session, after: str) -> list[tuple[AiJob, OutboxEvent]]:
+    def _sent_long_ago(self, session: Session, dedupe_keys: Sequence[str]) -> list[OutboxEvent]:
         long_ago = self._clock.now(-self._bounds.undelivered)
-        jobs = (
+        sent = or_(OutboxEvent.last_sent_at.is_(None), OutboxEvent.last_sent_at <= long_ago)
+        return list(
             session.execute(
-                select(AiJob)
-                .where(_WAITS, ~_PAUSED, DUE_AT <= long_ago, AiJob.id > after)
-                .order_by(AiJob.id)
-                .limit(500)
-            )
-            .scalars()
-            .all()
+                select(OutboxEvent).where(
+                    OutboxEvent.dedupe_key.in_(dedupe_keys), OutboxEvent.status == PUBLISHED, sent
+                )
+            ).scalars()
         )
-        by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
-        events = session.execute(
-            select(OutboxEvent).where(
-                OutboxEvent.dedupe_key.in_(by_key),
-                OutboxEvent.status == PUBLISHED,
-                or_(OutboxEvent.last_sent_at.is_(None), OutboxEvent.last_sent_at <= long_ago),
-            )
-        ).scalars()
-        found = sorted(((by_key[event.dedupe_key], event) for event in events), key=lambda pair: pair[0].id)
-        if jobs and not found:
-            return self._overdue(session, jobs[-1].id)
-        return found
 
 
 LOST_MESSAGE = "has long been due, and the broker does not hold its message"

@@ -107,7 +107,7 @@ class Game:
     def _judge(self) -> None:
         services = self.driver.services
         now = timedelta()
-        strict = Bounds(lease_lost=now, undelivered=now, cancel=now, open_call=now)
+        strict = Bounds(lease_lost=now, undelivered=now, redrive=timedelta(seconds=3), cancel=now, open_call=now)
         report = Check(services.database, services.clock, services.broker, strict).run()
         self.broken += judge_report(report, "at the end")
         if report.broker != "asked":

@@ -21,6 +21,8 @@ from aijobs.outbox.models import DEAD, ENQUEUE
 from tests.statemachine.world import JOB_DAYS, Broken, World
 
 _AGES = timedelta(days=36_500)
+AT_ONCE = Bounds(redrive=timedelta())
+"""What the broker lacks is looked for again without waiting: no time passes in between here."""
 PATIENT = Bounds(lease_lost=_AGES, undelivered=_AGES, cancel=_AGES, open_call=_AGES)
 """No time is long enough to be too long: what is found is wrong at any time."""
 
@@ -93,14 +95,14 @@ class Beliefs:
     def hold_to_the_end(self) -> None:
         """Let the world be healthy until every job has ended; `Broken` where one doesn't, or ended wrongly."""
         for turn in self.world.heal():
-            self.hold(Bounds() if turn > 12 and turn % 6 == 0 else PATIENT)
+            self.hold(AT_ONCE if turn > 12 and turn % 6 == 0 else PATIENT)
             if all(job["lifecycle_status"] in FINAL for job in self.before.jobs.values()):
                 break
             if turn > MAX_ROUNDS:
                 left = [job_id for job_id, job in self.before.jobs.items() if job["lifecycle_status"] not in FINAL]
                 raise Broken(f"these jobs do not end: {left}")
         self.world.advance(3600)
-        self.hold(Bounds())
+        self.hold(AT_ONCE)
         for job_id, history in self.before.history.items():
             kind = self.before.jobs[job_id]["job_type"]
             self.lives.add(" ".join([kind, *(row["type"] for row in history)]))

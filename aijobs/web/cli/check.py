@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import click
 
-from aijobs.monitor.check import PROMISES, Check, Finding, Report
+from aijobs.monitor.check import PROMISES, Bounds, Check, Finding, Report
 from aijobs.web.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.web.cli.terminal import Terminal
 from aijobs.wiring import build_retention
@@ -19,7 +21,8 @@ def check(show: int, as_json: bool) -> int:
     Only reads, at any time, also while traffic runs. The thing to do after an incident.
     """
     with open_services() as services:
-        report = Check(services.database, services.clock, services.broker).run(show)
+        bounds = Bounds(redrive=services.settings.seconds("redrive") + timedelta(seconds=2))
+        report = Check(services.database, services.clock, services.broker, bounds).run(show)
     if as_json:
         write_json({**to_json(report), "isSound": report.is_sound})
     else:

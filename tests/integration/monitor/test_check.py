@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -9,13 +10,17 @@ from sqlalchemy import delete, insert, text, update
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
-from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Check
+from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Bounds, Check
 from aijobs.outbox.models import OutboxEvent
+from aijobs.queues.message import OutgoingMessage
 from tests.support.jobs import BEGIN, Kit
+
+AT_ONCE = Bounds(redrive=timedelta())
+"""What is missing is looked for again without waiting."""
 
 
 def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:
-    report = Check(kit.database, kit.clock, kit.broker if ask_broker else None).run()
+    report = Check(kit.database, kit.clock, kit.broker if ask_broker else None, AT_ONCE).run()
     return {finding.what: finding.job_ids for finding in report.findings}
 
 
@@ -262,6 +267,32 @@ def test_a_message_that_the_broker_lost_is_missed_only_where_nobody_sends_it_aga
     assert found(kit, ask_broker=True)[LOST_MESSAGE] == (job_id,)
     kit.pause(kit.job(job_id).queue_name)
     assert found(kit, ask_broker=True) == {}, "a paused queue says so"
+
+
+def test_a_message_popped_while_it_is_looked_for_is_no_finding(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id, _ = kit.job_in("queued")
+    run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
+    kit.advance(600)
+    kit.broker.lose_all()
+    look = kit.broker.find_missing
+
+    def a_worker_takes_it_meanwhile(messages: Sequence[OutgoingMessage]) -> set[str]:
+        missing = look(messages)
+        if kit.job(job_id).lifecycle_status == "queued":
+            kit.lock(job_id)
+        return missing
+
+    monkeypatch.setattr(kit.broker, "find_missing", a_worker_takes_it_meanwhile)
+    assert LOST_MESSAGE not in found(kit, ask_broker=True)
+
+
+def test_a_long_backlog_is_looked_through_page_by_page(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [sqlite_kit.new_job().id for _ in range(12)]
+    run(sqlite_kit, update(OutboxEvent).where(OutboxEvent.aggregate_id == ids[-1]).values(status="published"))
+    monkeypatch.setattr("aijobs.monitor.check.PAGE", 2)
+    sqlite_kit.advance(600)
+    sqlite_kit.broker.lose_all()
+    assert found(sqlite_kit, ask_broker=True)[LOST_MESSAGE] == (ids[-1],)
 
 
 def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> None:
