@@ -52,8 +52,10 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     # SQL echo would print bound parameters: user ids and content. Never below WARNING, whatever the level.
-    for name in ("sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool", "jieba"):
+    for name in ("sqlalchemy", "sqlalchemy.engine", "jieba"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # The pool writes a stack for each connection that a database took with it; the outage's own lines tell of it.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
 
 
 def get_logger(name: str) -> Any:
