@@ -136,7 +136,7 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        steps = sorted([*self.actions, *self.faults], key=lambda step: step.at)
+        steps: list[Action | Fault] = sorted([*self.actions, *self.faults], key=lambda step: step.at)
         return "\n".join(map(str, steps)) + "\n"
 
 
