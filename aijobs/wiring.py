@@ -32,7 +32,7 @@ from aijobs.jobs.lifecycle import Lease, LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
-from aijobs.learning.flashcards import FlashcardProjector, FlashcardService
+from aijobs.learning.flashcards import FlashcardService
 from aijobs.monitor.monitor import Monitor
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
@@ -87,7 +87,7 @@ def build_services(
     presence = PresenceReader(broker.client)
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
-    registry = build_registry(clock, prompts, modules, production=settings.production)
+    registry = build_registry(prompts, modules, production=settings.production)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
@@ -123,11 +123,10 @@ def build_services(
 
 
 def build_registry(
-    clock: Clock, prompts: PromptTemplates, modules: Iterable[ModuleType], *, production: bool
+    prompts: PromptTemplates, modules: Iterable[ModuleType], *, production: bool
 ) -> JobDefinitionRegistry:
     """All job types and projectors there are, checked."""
     registry = JobDefinitionRegistry(prompts.exists)
-    registry.register_projector(FlashcardProjector(clock))
     registry.load(modules, production=production)
     return registry
 

@@ -8,17 +8,24 @@ check is listed under `dropped`. Leaves: one Flashcard row a card.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from aijobs.ai.grounding import FoldedText, fold, fold_segments, occurs, script_of
 from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
 from aijobs.ai.notes import NotesInput
+from aijobs.db import DatabaseClock
 from aijobs.definitions import definition as d
+from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
+from aijobs.jobs.snapshots import read_snapshot
+from aijobs.learning.models import Flashcard
 
 JOB_TYPE = "flashcard_generation"
+ARTIFACT_TYPE = "Flashcard"
 MAX_CARDS = 50
 MAX_SIDE, MAX_QUOTE, MAX_TAG, MAX_TAGS, MAX_EVIDENCE = 1000, 1000, 40, 8, 5
 
@@ -189,6 +196,55 @@ def _repeats(card: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return asks_the_same(card[side], other[side])
 
 
+class FlashcardProjector:
+    """One Flashcard row a card, in the job's own order."""
+
+    key = "flashcard"
+
+    def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
+        """Write the cards; those that are there already where the job was projected before."""
+        cards = self._cards_of(session, job.id) or self._write(session, job, validated_output["cards"])
+        return ProjectionResult([Artifact(ARTIFACT_TYPE, card.id, card.ordinal) for card in cards])
+
+    def _cards_of(self, session: Session, job_id: str) -> Sequence[Flashcard]:
+        return (
+            session.execute(select(Flashcard).where(Flashcard.job_id == job_id).order_by(Flashcard.ordinal))
+            .scalars()
+            .all()
+        )
+
+    def _write(self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]) -> Sequence[Flashcard]:
+        snapshot = read_snapshot(session, job.id)
+        notes: Mapping[str, Any] = snapshot.content if snapshot else {}
+        source = notes.get("source", {"id": job.target_id, "title": ""})
+        now = DatabaseClock().now()
+        rows = [
+            Flashcard(
+                user_id=job.user_id,
+                job_id=job.id,
+                ordinal=ordinal,
+                card_type=card["card_type"],
+                front=card.get("front"),
+                back=card.get("back"),
+                text=card.get("text"),
+                hint=card.get("hint"),
+                tags=card["tags"],
+                difficulty=card["difficulty"],
+                evidence=card["evidence"],
+                lang=notes.get("lang", "en"),
+                source_id=source["id"],
+                source_title=source["title"],
+                created_at=now,
+            )
+            for ordinal, card in enumerate(cards)
+        ]
+        session.add_all(rows)
+        session.flush()
+        return rows
+
+
+PROJECTOR = FlashcardProjector()
+
 DEFINITION = d.JobDefinition(
     job_type=JOB_TYPE,
     metadata=d.Metadata(
@@ -209,7 +265,7 @@ DEFINITION = d.JobDefinition(
     input=d.Input("1", Input),
     output=d.Output("1", Output, check),
     credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
-    projector="flashcard",
+    projector=PROJECTOR.key,
     prompt=d.PromptRef(JOB_TYPE, "v1"),
 )
 

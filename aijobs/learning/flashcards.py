@@ -1,76 +1,22 @@
-"""Flashcards: how a learner asks for them, how they become rows, and how they are read again."""
+"""Flashcards: how a learner asks for them, and how they are read again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
-from aijobs.db import Clock, Database, read_clock
-from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
+from aijobs.db import Database
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.job_types.flashcard_generation import JOB_TYPE
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput
-from aijobs.jobs.snapshots import read_snapshot
 from aijobs.learning.models import Flashcard
 
-ARTIFACT_TYPE = "Flashcard"
 TARGET_TYPE = "note"
-
-
-class FlashcardProjector:
-    """One Flashcard row a card, in the job's own order."""
-
-    key = "flashcard"
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
-        """Write the cards; those that are there already where the job was projected before."""
-        cards = self._cards_of(session, job.id) or self._write(session, job, validated_output["cards"])
-        return ProjectionResult([Artifact(ARTIFACT_TYPE, card.id, card.ordinal) for card in cards])
-
-    def _cards_of(self, session: Session, job_id: str) -> Sequence[Flashcard]:
-        return (
-            session.execute(select(Flashcard).where(Flashcard.job_id == job_id).order_by(Flashcard.ordinal))
-            .scalars()
-            .all()
-        )
-
-    def _write(self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]) -> Sequence[Flashcard]:
-        snapshot = read_snapshot(session, job.id)
-        notes: Mapping[str, Any] = snapshot.content if snapshot else {}
-        source = notes.get("source", {"id": job.target_id, "title": ""})
-        now = read_clock(session, self._clock)
-        rows = [
-            Flashcard(
-                user_id=job.user_id,
-                job_id=job.id,
-                ordinal=ordinal,
-                card_type=card["card_type"],
-                front=card.get("front"),
-                back=card.get("back"),
-                text=card.get("text"),
-                hint=card.get("hint"),
-                tags=card["tags"],
-                difficulty=card["difficulty"],
-                evidence=card["evidence"],
-                lang=notes.get("lang", "en"),
-                source_id=source["id"],
-                source_title=source["title"],
-                created_at=now,
-            )
-            for ordinal, card in enumerate(cards)
-        ]
-        session.add_all(rows)
-        session.flush()
-        return rows
 
 
 class FlashcardService:

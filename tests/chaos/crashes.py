@@ -167,8 +167,8 @@ def install_maintenance(points: CrashPoints) -> None:
 def install_worker(points: CrashPoints) -> None:
     """The points of an attempt."""
     from aijobs.engine.project import Project
+    from aijobs.job_types.flashcard_generation import FlashcardProjector
     from aijobs.jobs.lifecycle import LifecycleRepository
-    from aijobs.learning.flashcards import FlashcardProjector
     from tests.chaos.chaos_job import ItemProjector
 
     wrap(LifecycleRepository, "lock_job", before(points, "before_lock"))

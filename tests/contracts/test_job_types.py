@@ -13,7 +13,7 @@ import pytest
 
 from aijobs import job_types
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.db import Database, DatabaseClock
+from aijobs.db import Database
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import CODES
@@ -41,7 +41,7 @@ def sample(request: pytest.FixtureRequest) -> JobTypeSample:
 
 @pytest.fixture(scope="module")
 def registry() -> JobDefinitionRegistry:
-    return build_registry(DatabaseClock(), prompts, MODULES, production=False)
+    return build_registry(prompts, MODULES, production=False)
 
 
 @pytest.fixture

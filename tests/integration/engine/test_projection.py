@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.db import CommitUnknown
 from aijobs.definitions.projector import Artifact
+from aijobs.job_types.flashcard_generation import FlashcardProjector
 from aijobs.jobs.models import AiJobArtifact
-from aijobs.learning.flashcards import FlashcardProjector
 from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, saved_job
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -43,7 +43,7 @@ def test_cards_projected_twice_are_the_same_cards(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(CARDS))
     stage.run(job_id)
     before = stage.kit.rows("flashcards")
-    projector = FlashcardProjector(stage.kit.clock)
+    projector = FlashcardProjector()
     output = stage.kit.row(job_id)["validated_output"]
     job = stage.kit.job(job_id)
     again = stage.kit.database.write(lambda s: projector.project(s, job, output))
