@@ -6,6 +6,7 @@ and give the default for a code that a plug-in adds with `register_code`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -155,6 +156,13 @@ _TABLE = (
 
 CODES: dict[str, ErrorCode] = {}
 
+_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+MAX_MESSAGE = 500
+"""Characters that the column of a job's public message holds."""
+MAX_FAULTS, MAX_FAULT = 5, 500
+MAX_RETRY_AFTER = timedelta(hours=1)
+"""A provider that asks for more is not believed: its job would wait out of everybody's sight."""
+
 _PREFIX_DEFAULTS = (
     ("PROVIDER_", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
     ("VALIDATION_", Retried.REPROMPT, _ODD_EN, _ODD_ZH),
@@ -169,8 +177,21 @@ _PREFIX_DEFAULTS = (
 )
 
 
+def is_code(code: object) -> bool:
+    """Whether `code` is spelled like one, and so fits wherever codes are kept."""
+    return isinstance(code, str) and _CODE.fullmatch(code) is not None
+
+
 def register_code(code: ErrorCode) -> None:
-    """Add a code of a plug-in's own. `ValueError` where the code stands already with another meaning."""
+    """Add a code of a plug-in's own.
+
+    `ValueError` where it is not spelled like one, where a message doesn't fit its column, or where the code stands
+    already with another meaning.
+    """
+    if not is_code(code.code):
+        raise ValueError(f"error code {code.code!r} does not match ^{_CODE.pattern}$")
+    if not all(1 <= len(message) <= MAX_MESSAGE for message in (code.en, code.zh)):
+        raise ValueError(f"error code {code.code} needs messages of 1–{MAX_MESSAGE} characters")
     if CODES.get(code.code, code) != code:
         raise ValueError(f"error code {code.code} is registered already")
     CODES[code.code] = code
@@ -224,8 +245,16 @@ class InputInvalid(ApiError):
         super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
 
 
+def _storable(fault: object) -> str:
+    """A fault as every database takes it: it may quote what a model said."""
+    text = str(fault)[:MAX_FAULT].replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return text.encode("utf-8", "replace").decode()
+
+
 class JobError(AijobsError):
-    """An attempt went wrong. `internal` is for operators; `faults` name what the next prompt should mend."""
+    """An attempt went wrong. `internal` is for operators; `faults` name what the next prompt should mend: five at most,
+    each cut to 500 characters. A `retry_after` of over an hour counts as an hour.
+    """
 
     def __init__(
         self,
@@ -238,8 +267,8 @@ class JobError(AijobsError):
         super().__init__(code, internal)
         self.code = code
         self.internal = internal
-        self.faults = tuple(faults)[:5]
-        self.retry_after = retry_after
+        self.faults = tuple(_storable(fault) for fault in tuple(faults)[:MAX_FAULTS])
+        self.retry_after = None if retry_after is None else min(retry_after, MAX_RETRY_AFTER)
 
 
 class LifecycleError(AijobsError):

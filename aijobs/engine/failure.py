@@ -7,7 +7,7 @@ import traceback
 
 from sqlalchemy.exc import DBAPIError
 
-from aijobs.errors import JobError
+from aijobs.errors import JobError, is_code
 
 MAX_BYTES = 16_000
 # Each repetition that may fail at its end is bounded: a search of a hostile text takes as long as of any other.
@@ -26,8 +26,11 @@ _SECRETS = (
 
 
 def as_job_error(error: BaseException) -> JobError:
-    """`error` itself where it has a code; else INTERNAL_DATABASE or INTERNAL_ERROR."""
-    if isinstance(error, JobError):
+    """`error` itself where it has a code; else INTERNAL_DATABASE or INTERNAL_ERROR.
+
+    A code that no column would hold is none: it must not cost a job the record of its failure.
+    """
+    if isinstance(error, JobError) and is_code(error.code):
         return error
     return JobError("INTERNAL_DATABASE" if isinstance(error, DBAPIError) else "INTERNAL_ERROR")
 

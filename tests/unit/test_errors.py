@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 
@@ -92,3 +93,24 @@ def test_an_error_carries_what_its_reader_needs() -> None:
     assert (invalid.code, invalid.http_status) == ("INPUT_INVALID", 422)
     assert invalid.details == {"fields": [{"field": "a.b", "message": "is wrong"}]}
     assert JobError("X", faults=[str(n) for n in range(9)]).faults == ("0", "1", "2", "3", "4")
+
+
+LONGEST = "PROVIDER_" + "X" * 55
+
+
+@pytest.mark.parametrize("code", [LONGEST + "X", "", "lower", "WITH SPACE", "É", "9TH", "_X", "A\n", "A" * 200])
+def test_a_code_that_no_column_holds_is_refused_when_it_is_registered(code: str) -> None:
+    with pytest.raises(ValueError, match="does not match"):
+        register_code(ErrorCode(code, 500, Retried.NEVER, "Mine.", "我的。"))
+
+
+@pytest.mark.parametrize(("en", "zh"), [("x" * 501, "我"), ("x", "我" * 501), ("", "我"), ("x", "")])
+def test_a_message_that_no_column_holds_is_refused_when_it_is_registered(en: str, zh: str) -> None:
+    with pytest.raises(ValueError, match="1–500"):
+        register_code(ErrorCode("PROVIDER_MINE", 500, Retried.NEVER, en, zh))
+
+
+def test_a_provider_cannot_send_a_job_away_for_days() -> None:
+    assert JobError("X", retry_after=timedelta(days=300)).retry_after == timedelta(hours=1)
+    assert JobError("X", retry_after=timedelta(seconds=7)).retry_after == timedelta(seconds=7)
+    assert JobError("X").retry_after is None

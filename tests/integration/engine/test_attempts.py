@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aijobs.errors import JobError
-from tests.integration.engine.stage import Stage
+from tests.integration.engine.stage import CARDS, Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -248,3 +248,25 @@ def test_a_job_whose_type_nobody_knew_for_an_hour_and_three_redrives_is_given_up
     assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_UNKNOWN_JOB_TYPE")
     assert stage.kit.types(job_id) == ["created", "locked", "failed"]
     assert len(stage.kit.events(job_id, "ai.job.failed")) == 1
+
+
+@pytest.mark.parametrize("code", ["PROVIDER_" + "X" * 60, "not a code", "", "É" * 64, "A\x00B"])
+def test_an_error_code_that_no_column_holds_costs_no_job_its_failure(stage: Stage, code: str) -> None:
+    """Else the reaper would give the job another worker, and the provider would be paid again."""
+    job_id = stage.new_cards(stage.asking(JobError(code, "of a plug-in's own making"), max_retries=0))
+    assert stage.run(job_id) == "failed"
+    job = stage.kit.job(job_id)
+    assert (job.error_code, job.attempt_no, job.lost_count) == ("INTERNAL_ERROR", 1, 0)
+    assert "of a plug-in's own making" in stage.kit.row(job_id)["internal_error_message"]
+    assert [row["error_code"] for row in stage.usage(job_id)] == ["INTERNAL_ERROR"]
+
+
+def test_faults_that_quote_what_a_model_said_are_kept_whatever_it_said(stage: Stage) -> None:
+    faults = ["lone \ud800", "nul \x00", "x" * 100_000, 5, "fine"]
+    error = JobError("VALIDATION_OUTPUT_SEMANTICS", "odd", faults=faults)  # type: ignore[arg-type]
+    job_id = stage.new_cards(stage.asking(error, CARDS))
+    stage.run(job_id)
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.retry_count, job.locked_by) == ("running", 1, None)
+    assert job.answer_faults[3:] == ["5", "fine"]
+    assert stage.run_to_end(job_id).lifecycle_status == "succeeded"
