@@ -18,6 +18,7 @@ from aijobs.ai.models import STARTED, AiUsageLog
 from aijobs.clock import Stopwatch
 from aijobs.db import Clock, Database
 from aijobs.errors import BrokerUnavailable
+from aijobs.jobs.history import WORKER
 from aijobs.jobs.lifecycle import DUE_AT
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
@@ -237,6 +238,22 @@ def _attempts_mixed(clock: Clock, bounds: Bounds) -> Select[str]:
     )
 
 
+def _written_by_another(clock: Clock, bounds: Bounds) -> Select[str]:
+    lock = aliased(AiJobEvent)
+    return (
+        select(AiJobEvent.job_id)
+        .join(
+            lock,
+            and_(
+                lock.job_id == AiJobEvent.job_id,
+                lock.attempt_no == AiJobEvent.attempt_no,
+                lock.type == "locked",
+            ),
+        )
+        .where(AiJobEvent.actor == WORKER, AiJobEvent.instance != lock.instance)
+    )
+
+
 def _artifacts_differ(clock: Clock, bounds: Bounds) -> Select[str]:
     made = (
         select(func.count())
@@ -406,6 +423,7 @@ RULES = (
     Rule(2, "is neither ended nor going on", _half_ended),
     Rule(2, "ended without its end event", _end_untold),
     Rule(3, "has history of two attempts mixed", _attempts_mixed),
+    Rule(3, "was written to by another than the holder of the attempt", _written_by_another),
     Rule(4, "has another number of artifacts than its projection made", _artifacts_differ),
     Rule(5, "has an event that should have been sent long ago", _undispatched),
     Rule(5, "has a lease that ran out long ago", _lease_left_lying),

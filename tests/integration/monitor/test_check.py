@@ -110,6 +110,12 @@ def _two_attempts_mixed(kit: Kit) -> str:
     return job_id
 
 
+def _zombie_wrote(kit: Kit) -> str:
+    job_id, _ = kit.job_in("succeeded")
+    run(kit, update(AiJobEvent).where(AiJobEvent.type == "succeeded").values(instance="a-zombie"))
+    return job_id
+
+
 def _artifact_too_many(kit: Kit) -> str:
     job_id, _ = kit.job_in("failed")
     run(kit, insert(AiJobArtifact).values(job_id=job_id, artifact_type="t", artifact_id="a", ordinal=0))
@@ -227,6 +233,7 @@ BREAKS = {
     "is neither ended nor going on": _neither_ended_nor_going,
     "ended without its end event": _end_untold,
     "has history of two attempts mixed": _two_attempts_mixed,
+    "was written to by another than the holder of the attempt": _zombie_wrote,
     "has another number of artifacts than its projection made": _artifact_too_many,
     "has an event that should have been sent long ago": _never_sent,
     "has a lease that ran out long ago": _lease_left_lying,
