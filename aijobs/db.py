@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
 from sqlalchemy.dialects.mysql import LONGTEXT
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -196,6 +196,12 @@ IDLE_TRANSACTION_S = 60
 """A server ends a transaction whose client has been silent for so long, and frees its rows: a machine that vanished or
 stands still in the middle of one holds up nobody past a lease's end. Ours never wait for anything but the database."""
 
+LOCK_WAIT_S = 10
+"""How long a statement waits for a row that another transaction holds, before its unit of work begins again."""
+ANSWER_S = 30
+"""How long a server that says nothing is believed to be there: one whose machine is gone, or stands still, closes no
+connection, and TCP alone gives up after a quarter of an hour. Beyond the wait for a row, which is no silence."""
+
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
@@ -309,8 +315,11 @@ def _worth_repeating(error: DBAPIError | CommitUnknown) -> bool:
     return arguments[0] in _MYSQL_REPEAT or "database is locked" in str(arguments[0])
 
 
-def build_engine(url: str, *, pool_size: int = 10) -> Engine:
-    """An engine with our isolation, time zone and JSON on any of the three databases."""
+def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) -> Engine:
+    """An engine with our isolation, time zone, waits and JSON on any of the three databases.
+
+    `patient` is for changes of the schema, which may wait for one another and take their time.
+    """
     parsed = make_url(url)
     options: dict[str, Any] = {
         "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
@@ -325,20 +334,36 @@ def build_engine(url: str, *, pool_size: int = 10) -> Engine:
         return engine
     options |= {"pool_pre_ping": True, "pool_recycle": 1800}
     if parsed.get_backend_name() == "postgresql":
-        session = f"-c timezone=UTC -c idle_in_transaction_session_timeout={IDLE_TRANSACTION_S}s"
-        return create_engine(parsed, **options, connect_args={"options": session, "connect_timeout": 5})
-    return create_engine(
-        parsed,
-        **options,
-        isolation_level="READ COMMITTED",
-        connect_args={
-            "charset": "utf8mb4",
-            # The part in the comment is for MariaDB alone: MySQL has no such variable.
-            "init_command": "SET time_zone='+00:00', innodb_lock_wait_timeout=10, sql_mode='STRICT_ALL_TABLES'"
-            f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
-            "connect_timeout": 5,
-        },
-    )
+        return create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
+    return create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=_mysql_arguments(patient))
+
+
+def _postgresql_arguments(patient: bool) -> dict[str, Any]:
+    session = {"timezone": "UTC", "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s"}
+    if not patient:
+        session["lock_timeout"] = f"{LOCK_WAIT_S}s"
+    return {
+        "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
+        "connect_timeout": 5,
+        # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
+        # isn't acknowledged, or is asked for and doesn't come, ends the connection.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": ANSWER_S * 1000,
+    }
+
+
+def _mysql_arguments(patient: bool) -> dict[str, Any]:
+    silence = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+    return {
+        "charset": "utf8mb4",
+        # The part in the comment is for MariaDB alone: MySQL has no such variable.
+        "init_command": f"SET time_zone='+00:00', innodb_lock_wait_timeout={LOCK_WAIT_S}, sql_mode='STRICT_ALL_TABLES'"
+        f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
+        "connect_timeout": 5,
+        **silence,
+    }
 
 
 def _prepare_sqlite(engine: Engine) -> None:

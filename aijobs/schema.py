@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError
 
+from aijobs.db import build_engine
 from aijobs.errors import SettingsError
 from aijobs.settings import resource
 
@@ -74,9 +75,13 @@ def upgrade(engine: Engine) -> str | None:
         check_schema(engine)
     _make_folder(engine)
     config = Config(resource("migrations") / "alembic.ini")
-    with _connect(engine) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+    patient = build_engine(engine.url, patient=True)
+    try:
+        with _connect(patient) as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        patient.dispose()
     return before
 
 
@@ -103,8 +108,6 @@ def _connect(engine: Engine) -> Iterator[Connection]:
             connection.exec_driver_sql(f"PRAGMA busy_timeout={_UPGRADE_WAIT_S * 1000}")
             connection.rollback()
         yield connection
-        if engine.dialect.name == "sqlite":
-            connection.invalidate()  # So that the pool doesn't keep a connection with this patience.
 
 
 @contextmanager

@@ -45,15 +45,19 @@ def _connect() -> Iterator[Connection]:
     if given is not None:
         yield given
         return
-    with _engine().connect() as connection:
-        yield connection
+    engine = _engine()
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def _engine() -> Engine:
+    """One of our own, as the application's is not patient enough for changes of the schema."""
     if has_app_context() and "migrate" in current_app.extensions:
-        engine: Engine = current_app.extensions["migrate"].db.engine
-        return engine
-    return build_engine(Settings.load().database_url)
+        return build_engine(current_app.extensions["migrate"].db.engine.url, patient=True)
+    return build_engine(Settings.load().database_url, patient=True)
 
 
 def _run_online() -> None:
