@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.web.auth import OperatorUser
-from aijobs.web.context import services
+from aijobs.web.context import client_address, printable, services
 from aijobs.web.models import AuditLog
 
 
@@ -48,8 +48,8 @@ def audited(
         "target_id": target_id,
         "reason": reason,
         "before": dict(before) if before is not None else None,
-        "remote_addr": (request.remote_addr or "")[:64] or None,
-        "user_agent": _clean(request.headers.get("User-Agent", ""))[:300] or None,
+        "remote_addr": client_address(),
+        "user_agent": printable(request.headers.get("User-Agent", ""), 300),
         "at": services().clock.now(),
     }
     services().database.write(lambda session: session.add(AuditLog(**row)), settle=_is_there(entry.id))
@@ -83,7 +83,3 @@ def _is_there(entry_id: str) -> Any:
         return True if session.get(AuditLog, entry_id) is not None else None
 
     return settle
-
-
-def _clean(text: str) -> str:
-    return "".join(character for character in text if character.isprintable())

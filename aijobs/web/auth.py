@@ -20,7 +20,7 @@ from werkzeug.routing import BuildError
 from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
-from aijobs.web.context import is_api_request, services
+from aijobs.web.context import client_address, is_api_request, services
 from aijobs.web.models import Operator, OperatorToken
 from aijobs.web.rights import may
 from aijobs.web.throttle import LoginAttempts
@@ -105,7 +105,7 @@ def sign_in(username: str, password: str) -> OperatorUser | None:
     database, clock = services().database, services().clock
     with database.read() as reading:
         row = _find_by_username(reading, username)
-    attempts = LoginAttempts(database, clock, row.username if row else None, username, request.remote_addr)
+    attempts = LoginAttempts(database, clock, row.username if row else None, username, client_address())
     attempts.check()
     right = verify_password(row.password_hash if row else None, password)
     if row is None or not right or not row.active:

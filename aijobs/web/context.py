@@ -35,3 +35,13 @@ def language() -> str:
         if quality > 0 and word in LANGUAGES:
             return word
     return LANGUAGES[0]
+
+
+def client_address() -> str | None:
+    """Where the request comes from, as a column can hold it: a proxy's header may say anything."""
+    return printable(request.remote_addr or "", 64)
+
+
+def printable(text: str, length: int) -> str | None:
+    """What can be read of `text`, cut to `length` characters; None where nothing can."""
+    return "".join(character for character in text if character.isprintable())[:length] or None

@@ -32,7 +32,7 @@ class LoginAttempts:
         # People type passwords into the wrong field: what is nobody's name is kept as a digest.
         digest = hashlib.sha256(typed.encode("utf-8", "surrogatepass")).hexdigest()[:24]
         self._name = known if known is not None else f"?{digest}"
-        self._address = (address or "unknown")[:64]
+        self._address = address or "unknown"
 
     def check(self) -> None:
         """`RATE_LIMITED` where there were too many wrong passwords within the last minutes."""

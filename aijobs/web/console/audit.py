@@ -12,6 +12,7 @@ from flask.typing import ResponseReturnValue
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from aijobs.canonical import identifier_fault
 from aijobs.errors import InputInvalid
 from aijobs.monitor.keyset import Cursors, Keyset, Page
 from aijobs.web.auth import require_right
@@ -47,15 +48,24 @@ _COLUMNS = tuple(getattr(AuditLog, name) for name in AuditRow.__dataclass_fields
 @require_right("audit")
 def audit() -> ResponseReturnValue:
     """What operators did, newest first, a page at a time; of one target where it is named."""
-    target = request.args.get("target") or None
     try:
+        target = _read_target()
         with services().database.read() as session:
             page = _find_page(session, target, request.args.get("cursor") or None)
         status = 200
     except InputInvalid:
-        page, status = Page[AuditRow]((), None), 422
+        target, page, status = None, Page[AuditRow]((), None), 422
     body = render("console/audit/index.html", "console/audit/_list.html", page=page, target=target, fault=status != 200)
     return make_response(body, status)
+
+
+def _read_target() -> str | None:
+    """The target that the address names; `InputInvalid` for a text that can be nobody's id."""
+    target = request.args.get("target") or None
+    fault = identifier_fault(target) if target else None
+    if fault:
+        raise InputInvalid([("target", fault)])
+    return target
 
 
 def _find_page(session: Session, target: str | None, cursor: str | None) -> Page[AuditRow]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from flask.testing import FlaskClient
 
 from aijobs.settings import KeyRing, Settings
+from aijobs.web.api.admin import OPERATIONS as OF_OPERATORS
+from aijobs.web.api.user import OPERATIONS as OF_USERS
+from tests.support.odd_texts import ODD_TEXTS
 from tests.support.processes import Run
 from tests.support.rows import prepare_database
-from tests.web.api.conftest import SECRET, Person, as_user
+from tests.web.api.conftest import SECRET, Person, as_user, user_token
+from tests.web.api.test_bad_input import ADMIN_PARAMETERS, NAMED, PARAMETERS, UNREADABLE
 
 NOTES = {
     "lang": "en",
@@ -81,3 +87,44 @@ def test_a_job_goes_its_way_from_request_to_cancel_to_retry(
     old = client.get(f"/admin-api/ai/jobs/{made.json['jobId']}", headers=boss).json
     assert [entry["type"] for entry in old["history"]] == ["created", "cancel_requested", "cancelled"]
     assert old["snapshot"]["contentHash"] == detail["snapshot"]["contentHash"]
+
+
+def test_what_cannot_be_used_is_refused_alike_by_every_database(
+    client: FlaskClient, operator: Callable[[str], Person]
+) -> None:
+    """Databases differ in what they take: PostgreSQL refuses a NUL that SQLite stores, MariaDB half a pair."""
+    boss, user = operator("SUPER_ADMIN").headers, as_user()
+    for body, field in NAMED.values():
+        answer = client.post("/api/learning/flashcards", data=body, content_type="application/json", headers=user)
+        assert (answer.status_code, answer.json["error"]["code"]) == (422, "INPUT_INVALID"), field
+    for body in UNREADABLE.values():
+        answer = client.post("/api/learning/flashcards", data=body, content_type="application/json", headers=user)
+        assert answer.status_code == 400, body[:40]
+    for path in PARAMETERS:
+        assert client.get(path, headers=user).status_code == 422, path
+    for query in ADMIN_PARAMETERS:
+        assert client.get(f"/admin-api/ai/jobs?{query}", headers=boss).status_code == 422, query
+
+
+def test_odd_text_in_any_part_of_a_request_is_no_fault_of_ours(
+    client: FlaskClient, operator: Callable[[str], Person]
+) -> None:
+    """Every address and parameter there is, and the headers that end in the database."""
+    boss, user = operator("SUPER_ADMIN").headers, as_user()
+    job_id = ask(client, "k").json["jobId"]
+    for text in ODD_TEXTS.values():
+        encoded, odd = quote(text), text.decode("latin-1")
+        for operation in (*OF_USERS, *OF_OPERATORS):
+            path = re.sub(r"{[^}]*}", encoded, operation.path)
+            headers = boss if operation in OF_OPERATORS else user
+            for query in ["", *(f"?{name}={encoded}" for name in operation.parameters)]:
+                answer = client.open(path + query, method=operation.method, headers=headers)
+                assert answer.status_code < 500, (operation.path, query)
+        environ = {"HTTP_USER_AGENT": odd, "REMOTE_ADDR": odd, "HTTP_IDEMPOTENCY_KEY": odd}
+        cancelled = client.post(f"/admin-api/ai/jobs/{job_id}/cancel", headers=boss, environ_overrides=environ)
+        assert cancelled.status_code == 200, text
+        client.post("/api/learning/flashcards", json=NOTES, headers=user, environ_overrides=environ)
+        for token in (odd, f"ajo_{odd}", user_token(odd)):
+            environ = {"HTTP_AUTHORIZATION": f"Bearer {token}"}
+            assert client.get("/api/ai/jobs", environ_overrides=environ).status_code < 500, text
+            assert client.get("/admin-api/ai/jobs", environ_overrides=environ).status_code < 500, text

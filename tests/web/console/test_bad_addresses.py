@@ -1,0 +1,83 @@
+"""Addresses and forms that nobody's browser made: on every database an answer below 500, and nothing done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from jinja2 import FileSystemBytecodeCache
+from sqlalchemy import func, select
+
+from aijobs.monitor.filters import PARAMETERS
+from aijobs.web.factory import create_app
+from aijobs.web.models import AuditLog
+from aijobs.wiring import build_services
+from tests.support.odd_texts import ODD_TEXTS
+from tests.web.console.stage import Stage, build_settings, prepare
+
+READ = {
+    "/console/jobs": (*PARAMETERS, "cursor"),
+    "/console/jobs/changes": ("ids", "since"),
+    "/console/search": ("q",),
+    "/console/outbox": ("cursor", "status", "eventType"),
+    "/console/audit": ("target", "cursor"),
+    "/console/login": ("next",),
+}
+"""What each page reads of its address."""
+
+
+@pytest.fixture
+def stage(
+    create_database: Callable[..., str],
+    redis_url: str,
+    tmp_path: Path,
+    compiled_templates: FileSystemBytecodeCache,
+) -> Iterator[Stage]:
+    """As the other tests' stage, on each of the three databases."""
+    services = build_services(build_settings(create_database(prepare), redis_url, tmp_path))
+    app = create_app(services=services)
+    app.jinja_env.bytecode_cache = compiled_templates
+    yield Stage(services, app)
+    services.database.engine.dispose()
+
+
+def test_odd_text_in_an_address_is_no_fault_of_ours(stage: Stage) -> None:
+    stage.queued()
+    console = stage.client("SUPER_ADMIN")
+    rules = [rule.rule for rule in stage.app.url_map.iter_rules() if "GET" in (rule.methods or ())]
+    paths = [rule for rule in rules if rule.startswith("/console/") and "<" in rule]
+    assert set(READ) < set(rules)
+    for encoded in map(quote, ODD_TEXTS.values()):
+        addresses = [f"{path}?{name}={encoded}" for path, names in READ.items() for name in names]
+        for address in [re.sub(r"<[^>]*>", encoded, path) for path in paths] + addresses:
+            assert console.get(address).status_code < 500, address
+
+
+def test_odd_text_in_a_form_or_header_is_no_fault_of_ours(stage: Stage) -> None:
+    console, stranger = stage.client("SUPER_ADMIN"), stage.client(None)
+    for text in ODD_TEXTS.values():
+        environ = {"HTTP_USER_AGENT": text.decode("latin-1"), "REMOTE_ADDR": text.decode("latin-1")}
+        sent = {"content_type": "application/x-www-form-urlencoded", "environ_overrides": environ}
+        address = f"/console/jobs/{stage.queued()}/cancel"
+        body = _form(console.fields(address, address)) + quote(text)
+        assert console.http.post(address, data=body, **sent).status_code in (303, 422), text
+        token = stranger.fields("/console/login", "/console/login")["csrf_token"]
+        body = f"csrf_token={quote(token)}&username={quote(text)}&password={quote(text)}"
+        assert stranger.http.post("/console/login", data=body, **sent).status_code in (401, 422), text
+
+
+def _form(fields: dict[str, str]) -> str:
+    """Fields as a form sends them, `reason` last, so that it can be added to."""
+    return "&".join(f"{name}={quote(value)}" for name, value in fields.items() if name != "reason") + "&reason=x"
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b", "x" * 256, " x", "a\x07"])
+def test_a_log_of_what_cannot_be_a_target_is_refused_by_name(stage: Stage, text: str) -> None:
+    console = stage.client("SUPER_ADMIN")
+    answer = console.http.get("/console/audit", query_string={"target": text})
+    assert answer.status_code == 422
+    with stage.services.database.read() as session:
+        assert session.execute(select(func.count()).select_from(AuditLog)).scalar_one() == 1  # The sign-in.
