@@ -235,7 +235,6 @@ class LifecycleRepository:
         def free(session: Session) -> AiJob:
             note = Note("released", actor)
             job = self._go_on_or_cancel(session, claim, note, next_attempt_at=self._clock.now(), **_FREE)
-            mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
             return self._ask_again(session, job)
 
         return self._database.write(free, settle=freed(claim))
@@ -277,7 +276,6 @@ class LifecycleRepository:
             unchanged = AiJob.lock_until == lock_until
             lost = AiJob.lost_count + 1
             job = self._go_on_or_cancel(session, claim, note, unchanged, lost_count=lost, **_FREE)
-            mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
             if job.lifecycle_status in FINAL:
                 return job
             policy = QUEUES[job.queue_name]
@@ -354,18 +352,25 @@ class LifecycleRepository:
     def _go_on_or_cancel(
         self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
     ) -> AiJob:
-        """A holder's change that a requested cancel overrules: then the job ends `cancelled` here."""
+        """A holder's last change, which a requested cancel overrules: then the job ends `cancelled` here.
+
+        A call that is open still is given up as lost; whoever knows what came of it says so afterwards.
+        """
         try:
-            return self._changes.held_change(session, claim, note, _NOT_ASKED, *where, **values)
+            job = self._changes.held_change(session, claim, note, _NOT_ASKED, *where, **values)
         except CancelRequested:
             return self._cancel(session, claim.job_id, and_(holds(claim), *where), claim, note.actor)
+        mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
+        return job
 
     def _cancel(self, session: Session, job_id: str, where: ColumnElement[bool], who: str | Claim, actor: str) -> AiJob:
         asked = AiJob.cancel_requested_at.is_not(None)
         if not self._changes.change(session, job_id, where, asked, **self._final(CANCELLED)):
             raise self._changes.refusal(session, who, cancelling=True)
         instance = who.instance if isinstance(who, Claim) else None
-        return self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
+        job = self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
+        mark_lost(session, self._clock, job_id, job.attempt_no)
+        return job
 
     def _fail_lost(self, session: Session, job: AiJob) -> AiJob:
         """End a job whose last allowed worker was lost; its lease was taken away in this transaction."""

@@ -19,7 +19,7 @@ from tests.statemachine.faulty import FaultyDatabase
 from tests.statemachine.world import open_world
 from tests.support.jobs import prepare_database
 
-KEPT, STEPS = 24, 40
+KEPT, STEPS = 20, 40
 
 
 def main(first: int, last: int) -> None:
@@ -40,7 +40,8 @@ def main(first: int, last: int) -> None:
         database.dispose()
     # A word that few lives have makes a life rich, and so does each change of hands.
     richest = sorted(lives, key=lambda life: (len(set(life.split())), len(life.split())), reverse=True)
-    print(json.dumps({life: lives[life] for life in sorted(richest[:KEPT])}, indent=None, separators=(",", ":")))
+    lines = (f"{json.dumps(life)}:{json.dumps(lives[life], separators=(',', ':'))}" for life in sorted(richest[:KEPT]))
+    print("{\n" + ",\n".join(lines) + "\n}")
 
 
 if __name__ == "__main__":

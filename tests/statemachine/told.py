@@ -1,5 +1,6 @@
 """Sequences written by hand for dangers that chance rarely meets, each with the lives that its jobs must have."""
 
+# ruff: noqa: RUF005  (lists are added, so that steps that belong together share a line)
 from __future__ import annotations
 
 from typing import Any
@@ -132,6 +133,12 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
             _pass("reap", "0:lost_after"),
         ],
         {"cards_later created locked provider_called lease_lost locked provider_called output_saved succeeded"},
+    ),
+    "a call that its own worker never heard of is given up when the attempt runs out of time": (
+        # Found: the opening's COMMIT took effect, its answer was lost, and the worker died before it asked.
+        [_create(SOON), _deliver(0), GO_ON, ("go_on", {"n": 0, "order": "lost_after"}), _advance(61)]
+        + [("watch", {"seat": 0, "plan": ""}), ("kill", {"seat": 0})],
+        {"cards_soon created locked provider_called failed"},
     ),
     "a job that can't be cancelled goes on": (
         [_create(STUBBORN), CANCEL, _deliver(0), GO_ON, GO_ON, CANCEL, _work()],
