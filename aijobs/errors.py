@@ -339,6 +339,14 @@ class InvalidCredentialModes(DefinitionError):
     """The credential modes are empty or unknown, or the default is not among them."""
 
 
+class UnknownRoute(DefinitionError):
+    """The definition names a route that is not configured, or allows a credential mode whose calls have none."""
+
+
+class UnsupportedSecurity(DefinitionError):
+    """The definition asks for a check or a redaction that this version doesn't do."""
+
+
 class UnknownProjector(DefinitionError):
     """The definition names a projector that nobody registered."""
 

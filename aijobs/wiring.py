@@ -126,9 +126,14 @@ def build_registry(
     prompts: PromptTemplates, modules: Iterable[ModuleType], *, production: bool
 ) -> JobDefinitionRegistry:
     """All job types and projectors there are, checked."""
-    registry = JobDefinitionRegistry(prompts.exists)
+    registry = JobDefinitionRegistry(prompts.exists, build_router().knows)
     registry.load(modules, production=production)
     return registry
+
+
+def build_router() -> ModelRouter:
+    """Where calls go: to the built-in provider, on nobody's key."""
+    return ModelRouter({"local": Route(NAME, MODEL)}, default="local")
 
 
 def _withdraw(broker: RedisBroker) -> Callable[[AiJob, OutgoingMessage | None], None]:
@@ -149,7 +154,6 @@ def build_engine(
     """The engine of one worker process."""
     s, settings = services, services.settings
     local = LocalProvider(settings.instance_path / "jieba")
-    router = ModelRouter({"local": Route(NAME, MODEL)}, default="local")
     usage = UsageLog(s.clock)
 
     def watcher(engine: ExecutionEngine) -> Watcher:
@@ -167,7 +171,7 @@ def build_engine(
 
     return ExecutionEngine(
         prepare=Prepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance)),
-        resolve=Resolve(s.database, s.prompts, router),
+        resolve=Resolve(s.database, s.prompts, build_router()),
         execute=Execute(s.database, s.lifecycle, AiGateway([local]), usage, CostCalculator.load()),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage),

@@ -34,14 +34,21 @@ class ModelRouter:
         self._default = default
         self._user_routes = dict(user_routes or {})
 
+    def knows(self, route: str | None, credential_mode: str) -> bool:
+        """Whether calls under this credential mode, of definitions with this route, go anywhere."""
+        routes, name = self._choice(route, credential_mode)
+        return name in routes
+
     def route(self, definition: Routed, credential_mode: str) -> Route:
         """The route of a definition's calls. `JobError(INTERNAL_CONFIG)` where nothing is configured for
         it.
         """
-        if credential_mode != "platform_key":
-            routes, name = self._user_routes, credential_mode
-        else:
-            routes, name = self._routes, definition.route or self._default
+        routes, name = self._choice(definition.route, credential_mode)
         if name not in routes:
             raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")
         return routes[name]
+
+    def _choice(self, route: str | None, credential_mode: str) -> tuple[Mapping[str, Route], str]:
+        if credential_mode != "platform_key":
+            return self._user_routes, credential_mode
+        return self._routes, self._default if route is None else route

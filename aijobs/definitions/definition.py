@@ -104,7 +104,7 @@ class Credential:
 
 @dataclass(frozen=True)
 class Security:
-    """What is checked and hidden."""
+    """What is checked and hidden. This version does neither, and refuses a definition that asks for it."""
 
     content_safety_check: bool = False
     output_redaction: bool = False
@@ -145,7 +145,7 @@ class JobDefinition:
     projector: str | None = None
     prompt: PromptRef | None = None
     route: str | None = None
-    """An entry of the providers file with its fallbacks in order; None: the default route."""
+    """The name of a configured route; None: the default one."""
     script: Script | None = None
     """Instead of a prompt, for a type that asks no provider and leaves no usage row."""
     rebuild: Callable[[str, str], dict[str, Any] | None] | None = None

@@ -12,6 +12,7 @@ from aijobs import errors
 from aijobs.definitions.definition import (
     CREDENTIAL_MODES,
     DOMAINS,
+    PLATFORM_KEY,
     QUEUES,
     JobDefinition,
 )
@@ -19,6 +20,10 @@ from aijobs.definitions.projector import ResultProjector
 
 JOB_TYPE = re.compile(r"[a-z][a-z0-9_]{1,63}")
 TIMEOUT_MS = (1_000, 600_000)
+
+
+def _default_route_alone(route: str | None, credential_mode: str) -> bool:
+    return route is None and credential_mode == PLATFORM_KEY
 
 
 def job_type_name(spelling: str) -> str:
@@ -29,13 +34,18 @@ def job_type_name(spelling: str) -> str:
 class JobDefinitionRegistry:
     """Definitions by job type, projectors by key.
 
-    `prompt_exists(name, version)` says whether a definition's prompt is there.
+    `prompt_exists(name, version)` says whether a definition's prompt is there, `has_route(route, credential_mode)`
+    whether its calls go anywhere: what can't be done is refused at the start, not found out by a learner's job.
     """
 
-    def __init__(self, prompt_exists: Callable[[str, str], bool] = lambda name, version: False) -> None:
+    def __init__(
+        self,
+        prompt_exists: Callable[[str, str], bool] = lambda name, version: False,
+        has_route: Callable[[str | None, str], bool] = _default_route_alone,
+    ) -> None:
         self._definitions: dict[str, JobDefinition] = {}
         self._projectors: dict[str, ResultProjector] = {}
-        self._prompt_exists = prompt_exists
+        self._prompt_exists, self._has_route = prompt_exists, has_route
 
     def register_projector(self, projector: ResultProjector) -> None:
         """Add a projector. `DuplicateProjector` where its key is taken."""
@@ -94,6 +104,17 @@ class JobDefinitionRegistry:
             raise errors.UnknownPrompt(f"{d.job_type}: name a prompt, or a script for a type that asks no provider")
         if d.prompt is not None and not self._prompt_exists(d.prompt.name, d.prompt.version):
             raise errors.UnknownPrompt(f"{d.job_type}: there is no prompt {d.prompt.name}/{d.prompt.version}")
+        self._check_routes(d)
+
+    def _check_routes(self, d: JobDefinition) -> None:
+        if d.prompt is None:
+            if d.route is not None:
+                raise errors.UnknownRoute(f"{d.job_type}: route {d.route!r} is for a type that asks a provider")
+            return
+        for mode in d.credential.allowed_modes:
+            if not self._has_route(d.route, mode):
+                named = "no route" if d.route is None else f"no route {d.route!r}"
+                raise errors.UnknownRoute(f"{d.job_type}: {named} is configured for calls under {mode}")
 
 
 def _check_name(d: JobDefinition) -> None:
@@ -148,8 +169,23 @@ def _check_credential(d: JobDefinition) -> None:
         raise errors.InvalidCredentialModes(f"{d.job_type}: default mode {c.default_mode!r} is not allowed")
 
 
+def _check_security(d: JobDefinition) -> None:
+    # Refused rather than ignored: whoever asks for it would believe it done.
+    for name, asked in vars(d.security).items():
+        if asked:
+            raise errors.UnsupportedSecurity(f"{d.job_type}: {name} is not done by this version")
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_CHECKS = (_check_name, _check_metadata, _check_queue, _check_execution, _check_schemas, _check_credential)
+_CHECKS = (
+    _check_name,
+    _check_metadata,
+    _check_queue,
+    _check_execution,
+    _check_schemas,
+    _check_credential,
+    _check_security,
+)

@@ -13,6 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from aijobs import errors, job_types
+from aijobs.ai.provider import Route
+from aijobs.ai.router import ModelRouter
 from aijobs.definitions import discovery
 from aijobs.definitions.definition import (
     Credential,
@@ -24,6 +26,7 @@ from aijobs.definitions.definition import (
     PromptRef,
     Queue,
     RetryBackoff,
+    Security,
 )
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import DefinitionError
@@ -33,7 +36,8 @@ from aijobs.job_types.synthetic import DEFINITION, PROJECTOR
 
 @pytest.fixture
 def registry() -> JobDefinitionRegistry:
-    registry = JobDefinitionRegistry(lambda name, version: (name, version) == ("cards", "v1"))
+    router = ModelRouter({"default": Route("local", "m"), "large": Route("local", "l")}, "default")
+    registry = JobDefinitionRegistry(lambda name, version: (name, version) == ("cards", "v1"), router.knows)
     registry.register_projector(PROJECTOR)
     return registry
 
@@ -46,6 +50,9 @@ def with_metadata(**changes: Any) -> JobDefinition:
     return replace(DEFINITION, metadata=replace(DEFINITION.metadata, **changes))
 
 
+ASKING = replace(DEFINITION, script=None, prompt=PromptRef("cards", "v1"), credential=Credential())
+"""A type that asks a provider."""
+
 GOOD = {
     "two letters": replace(DEFINITION, job_type="ab"),
     "64 characters": replace(DEFINITION, job_type="a" * 64),
@@ -57,7 +64,9 @@ GOOD = {
     "highest priority": replace(DEFINITION, queue=Queue("ai-background", 0)),
     "lowest priority": replace(DEFINITION, queue=Queue("ai-interactive", 100)),
     "no projector": replace(DEFINITION, projector=None),
-    "prompt": replace(DEFINITION, script=None, prompt=PromptRef("cards", "v1")),
+    "prompt": ASKING,
+    "route": replace(ASKING, route="large"),
+    "script under any key": replace(DEFINITION, credential=Credential(("platform_key", "user_deepseek_key"))),
 }
 
 BAD: dict[str, tuple[JobDefinition, type[DefinitionError]]] = {
@@ -105,6 +114,15 @@ BAD: dict[str, tuple[JobDefinition, type[DefinitionError]]] = {
     "neither prompt nor script": (replace(DEFINITION, script=None), errors.UnknownPrompt),
     "prompt and script": (replace(DEFINITION, prompt=PromptRef("cards", "v1")), errors.UnknownPrompt),
     "prompt version": (replace(DEFINITION, script=None, prompt=PromptRef("cards", "v2")), errors.UnknownPrompt),
+    "route that nobody configured": (replace(ASKING, route="elsewhere"), errors.UnknownRoute),
+    "route without a name": (replace(ASKING, route=""), errors.UnknownRoute),
+    "route of a script": (replace(DEFINITION, route="large"), errors.UnknownRoute),
+    "users' keys that go nowhere": (
+        replace(ASKING, credential=Credential(("platform_key", "user_deepseek_key"))),
+        errors.UnknownRoute,
+    ),
+    "safety check": (replace(ASKING, security=Security(content_safety_check=True)), errors.UnsupportedSecurity),
+    "redaction": (replace(DEFINITION, security=Security(output_redaction=True)), errors.UnsupportedSecurity),
 }
 
 
@@ -224,3 +242,12 @@ def test_a_plug_in_that_can_not_be_loaded_stops_the_start_with_its_name(
 
 def test_a_hyphen_in_a_name_is_an_underscore() -> None:
     assert job_type_name("active-recall") == "active_recall"
+
+
+def test_what_a_definition_can_not_have_is_named(registry: JobDefinitionRegistry) -> None:
+    with pytest.raises(errors.UnsupportedSecurity, match="content_safety_check"):
+        registry.register(replace(ASKING, security=Security(content_safety_check=True)))
+    with pytest.raises(errors.UnknownRoute, match="user_deepseek_key"):
+        registry.register(replace(ASKING, credential=Credential(("user_deepseek_key",), "user_deepseek_key")))
+    with pytest.raises(errors.UnknownRoute, match="elsewhere"):
+        registry.register(replace(ASKING, route="elsewhere"))
