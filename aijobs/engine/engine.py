@@ -147,7 +147,8 @@ class ExecutionEngine:
             return
         if not run.ended.is_set():
             logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
-        self._close_call(run, run.token.reason or LOST)
+        with run.ending:  # After whoever is just closing it, who may know less of the answer.
+            self._close_call(run, run.token.reason or LOST)
 
     def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
         with run.ending:

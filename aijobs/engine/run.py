@@ -35,6 +35,7 @@ class Run:
     """The event that asked for this attempt."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     call: OpenCall | None = None
+    """The last provider call, until its answer is saved; set and taken away by the attempt's own thread alone."""
     output: dict[str, Any] | None = None
     """The validated output, where this attempt made it and it isn't saved."""
     ending: Any = field(default_factory=threading.RLock)

@@ -72,10 +72,12 @@ class Settle:
         return self._database.write(cancel, settle=freed(run.claim))
 
     def close_call(self, run: Run, error_code: str) -> None:
-        """Close the usage row of an attempt that has no say over its job any more: the money is gone."""
+        """Close the usage row of an attempt that has no say over its job any more: the money is gone.
+
+        The call stays the run's own: its answer may still come, and is closed again with what it cost.
+        """
         call = _closed(run, error_code)
         self._database.write(lambda s: self._close(s, call))
-        run.call = None
 
     def _record(self, session: Session, run: Run, error: JobError, text: str, call: OpenCall | None) -> AiJob:
         if error.code == CANCELLED and run.token.reason == CANCELLED:
@@ -113,6 +115,7 @@ class Settle:
 
 def _closed(run: Run, error_code: str) -> OpenCall | None:
     """The attempt's open call with the error that it came to."""
-    if run.call is None:
+    call = run.call  # Read once: the attempt's own thread takes it away where it saved the answer.
+    if call is None:
         return None
-    return replace(run.call, result=replace(run.call.result, error_code=error_code))
+    return replace(call, result=replace(call.result, error_code=error_code))

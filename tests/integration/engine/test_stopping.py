@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.engine.token import RELEASED
+from aijobs.engine.token import RELEASED, TIMEOUT
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of
 from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
@@ -315,6 +316,24 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
     assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
     assert stage.kit.row(job_id) == before, "nothing but usage is written by who holds nothing"
     assert stage.kit.job(job_id).locked_by == newer.token
+
+
+def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage) -> None:
+    """It finds the lease gone and closes the call; the answer comes a moment later, and says what was paid."""
+    stage.engine.close()
+
+    def answer(request: Any, token: Any) -> str:
+        _take_over(stage, job_id)
+        (run,) = stage.engine.active()
+        stage.engine.stop(run, TIMEOUT)
+        assert [call["state"] for call in stage.usage(job_id)] == ["failed"]
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer))
+    stage.run(job_id)
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    (call,) = stage.usage(job_id)
+    assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
 
 
 @ANY_DATABASE
