@@ -1,19 +1,36 @@
-"""Every operator action leaves a row: who did what to what, why, before and after, when and from where."""
+"""The audit log's writing side: who did what to what, why, before and after, when and from where. Knows no Flask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from flask import request
 from sqlalchemy.orm import Session
 
+from aijobs.db import Clock, Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
-from aijobs.web.auth import OperatorUser
-from aijobs.web.context import client_address, printable, services
 from aijobs.web.models import AuditLog
+
+LONGEST_REASON = 1000
+
+JOB = "job"
+OUTBOX_EVENT = "outbox_event"
+LOGIN = "login"
+OPERATOR = "operator"
+TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR)
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who acts. `name` stands in history too: `operator:{username}` or `cli:{account}`."""
+
+    name: str
+    operator_id: str | None = None
+    remote_addr: str | None = None
+    user_agent: str | None = None
 
 
 class AuditEntry:
@@ -24,61 +41,65 @@ class AuditEntry:
         self.after: Mapping[str, Any] | None = None
 
 
-@contextmanager
-def audited(
-    operator: OperatorUser,
-    action: str,
-    target_type: str,
-    target_id: str,
-    *,
-    reason: str | None = None,
-    before: Mapping[str, Any] | None = None,
-) -> Iterator[AuditEntry]:
-    """Do an action inside: its row is committed before it begins, so that none is without one.
+class AuditTrail:
+    """The rows of one actor."""
 
-    What came of it is added at the end: the entry's `after`, or the code with which it was refused.
-    """
-    entry = AuditEntry(new_id())
-    row = {
-        "id": entry.id,
-        "operator_id": operator.id,
-        "actor": operator.actor,
-        "action": action,
-        "target_type": target_type,
-        "target_id": target_id,
-        "reason": reason,
-        "before": dict(before) if before is not None else None,
-        "remote_addr": client_address(),
-        "user_agent": printable(request.headers.get("User-Agent", ""), 300),
-        "at": services().clock.now(),
-    }
-    services().database.write(lambda session: session.add(AuditLog(**row)), settle=_is_there(entry.id))
-    try:
-        yield entry
-    except ApiError as error:
-        entry.after = {"refused": error.code}
-        raise
-    except Exception as error:
-        entry.after = {"failed": type(error).__name__}
-        raise
-    finally:
-        _complete(entry)
+    def __init__(self, database: Database, clock: Clock, actor: Actor) -> None:
+        self._database, self._clock, self._actor = database, clock, actor
+
+    def row(self, action: str, target_type: str, target_id: str, **told: Any) -> AuditLog:
+        """A row for a transaction of the caller's; `told`: reason, before, after."""
+        return AuditLog(
+            actor=self._actor.name,
+            operator_id=self._actor.operator_id,
+            remote_addr=self._actor.remote_addr,
+            user_agent=self._actor.user_agent,
+            action=action,
+            target_type=target_type,
+            target_id=target_id,
+            at=self._clock.now(),
+            **told,
+        )
+
+    @contextmanager
+    def entry(
+        self, action: str, target_type: str, target_id: str, *, reason: str | None, before: Mapping[str, Any]
+    ) -> Iterator[AuditEntry]:
+        """Do an action inside: its row is committed before it begins, so that none is without one.
+
+        What came of it is added at the end: the entry's `after`, or the code with which it was refused.
+        """
+        entry = AuditEntry(new_id())
+
+        def begin(session: Session) -> None:
+            session.add(self.row(action, target_type, target_id, id=entry.id, reason=reason, before=dict(before)))
+
+        self._database.write(begin, settle=_is_there(entry.id))
+        try:
+            yield entry
+        except ApiError as error:
+            entry.after = {"refused": error.code}
+            raise
+        except Exception as error:
+            entry.after = {"failed": type(error).__name__}
+            raise
+        finally:
+            self._complete(entry)
+
+    def _complete(self, entry: AuditEntry) -> None:
+        if entry.after is None:
+            return
+        after = dict(entry.after)
+
+        def work(session: Session) -> None:
+            row = session.get(AuditLog, entry.id)
+            if row is not None:
+                row.after = after
+
+        self._database.write(work)
 
 
-def _complete(entry: AuditEntry) -> None:
-    if entry.after is None:
-        return
-    after = dict(entry.after)
-
-    def work(session: Session) -> None:
-        row = session.get(AuditLog, entry.id)
-        if row is not None:
-            row.after = after
-
-    services().database.write(work)
-
-
-def _is_there(entry_id: str) -> Any:
+def _is_there(entry_id: str) -> Callable[[Session], bool | None]:
     def settle(session: Session) -> bool | None:
         return True if session.get(AuditLog, entry_id) is not None else None
 

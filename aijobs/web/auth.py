@@ -20,7 +20,8 @@ from werkzeug.routing import BuildError
 from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
-from aijobs.web.context import client_address, is_api_request, services
+from aijobs.web.audit import Actor
+from aijobs.web.context import client_address, is_api_request, printable, services
 from aijobs.web.models import Operator, OperatorToken
 from aijobs.web.rights import may
 from aijobs.web.throttle import LoginAttempts
@@ -185,6 +186,12 @@ def get_operator() -> OperatorUser:
     if operator is None:
         raise ApiError("UNAUTHORIZED")
     return operator
+
+
+def acting() -> Actor:
+    """The operator of this request, as the audit log tells of him; `UNAUTHORIZED` where nobody is signed in."""
+    operator = get_operator()
+    return Actor(operator.actor, operator.id, client_address(), printable(request.headers.get("User-Agent", ""), 300))
 
 
 def require_right(right: str) -> Callable[[V], V]:

@@ -13,12 +13,12 @@ from flask import request
 from aijobs.canonical import MAX_INTEGER, find_faults, identifier_fault
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
+from aijobs.web.audit import LONGEST_REASON
 
 DEEPEST = 32
 """How deep a body may nest."""
 MOST_FAULTS = 20
 LONGEST_PATH = 200
-LONGEST_REASON = 1000
 
 # A string (also one that does not end), or a bracket. Possessive, so that no text makes it slow.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -51,8 +51,13 @@ def _read_body() -> bytes:
 
 
 def read_optional_object(allowed: Collection[str]) -> dict[str, Any]:
-    """As `read_json_object`, but no body at all is an empty object; other fields than `allowed` are refused."""
-    found = read_json_object() if _read_body() else {}
+    """As `read_object`, but no body at all is an empty object."""
+    return read_object(allowed) if _read_body() else {}
+
+
+def read_object(allowed: Collection[str]) -> dict[str, Any]:
+    """As `read_json_object`; other fields than `allowed` are refused."""
+    found = read_json_object()
     unknown = [(name[:100], "unknown field") for name in found if name not in allowed]
     if unknown:
         raise InputInvalid(unknown[:MOST_FAULTS])
@@ -113,11 +118,14 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_reason(body: Mapping[str, Any], *, required: bool) -> str | None:
-    """The field `reason`: 1 to 1,000 characters that say something; None where it is optional and not there."""
+def read_optional_reason(body: Mapping[str, Any]) -> str | None:
+    """As `read_reason`; None where it isn't there, or null."""
+    return None if body.get("reason") is None else read_reason(body)
+
+
+def read_reason(body: Mapping[str, Any]) -> str:
+    """The field `reason`: 1 to 1,000 characters that say something."""
     reason = body.get("reason")
-    if reason is None and not required:
-        return None
     if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= LONGEST_REASON:
         raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
     return reason.strip()

@@ -11,20 +11,20 @@ from flask_login import current_user
 from aijobs.clock import iso, utc_now
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.filters import PARAMETERS, JobFilter
-from aijobs.monitor.views import JobRow
 from aijobs.web import rights
 from aijobs.web.api import answers
 from aijobs.web.api.answers import answer
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
-from aijobs.web.audit import audited
-from aijobs.web.auth import bearer_token, check_csrf_header, find_token_operator, get_operator
+from aijobs.web.auth import acting, bearer_token, check_csrf_header, find_token_operator, get_operator
 from aijobs.web.context import language, services
+from aijobs.web.operating import Operating
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,
-    read_json_object,
     read_no_parameters,
+    read_object,
     read_optional_object,
+    read_optional_reason,
     read_parameters,
     read_reason,
 )
@@ -49,17 +49,9 @@ def admin_show_job(job_id: str) -> Response:
 
 def admin_reveal_job(job_id: str) -> Response:
     read_no_parameters()
-    body = read_json_object()
-    reason = read_reason(body, required=True)
-    _refuse_others(body, "reason")
-    job = services().monitor.get_job(job_id).job
-    with audited(get_operator(), "job.reveal", "job", job.id, reason=reason, before=_state(job)) as entry:
-        revealed = services().monitor.reveal(job.id)
-        entry.after = {
-            "snapshot": revealed.snapshot is not None,
-            "validatedOutput": revealed.validated_output is not None,
-        }
-    shown: dict[str, Any] = {"jobId": job.id}
+    reason = read_reason(read_object(("reason",)))
+    revealed = _operating().reveal(job_id, reason)
+    shown: dict[str, Any] = {"jobId": job_id}
     if revealed.snapshot is not None:
         shown["snapshot"] = revealed.snapshot
     if revealed.validated_output is not None:
@@ -69,12 +61,8 @@ def admin_reveal_job(job_id: str) -> Response:
 
 def admin_retry_job(job_id: str) -> Response:
     read_no_parameters()
-    reason = read_reason(read_optional_object(("reason",)), required=False)
-    job = services().monitor.get_job(job_id).job
-    operator = get_operator()
-    with audited(operator, "job.retry", "job", job.id, reason=reason, before=_state(job)) as entry:
-        made = services().jobs.retry(job.id, by=operator.actor)
-        entry.after = {"childJobId": made.job.id, "created": made.created}
+    reason = read_optional_reason(read_optional_object(("reason",)))
+    made = _operating().retry(job_id, reason)
     child = services().monitor.get_job(made.job.id).job
     return answer(
         answers.admin_job(child, language()),
@@ -85,14 +73,9 @@ def admin_retry_job(job_id: str) -> Response:
 
 def admin_cancel_job(job_id: str) -> Response:
     read_no_parameters()
-    reason = read_reason(read_optional_object(("reason",)), required=False)
-    job = services().monitor.get_job(job_id).job
-    operator = get_operator()
-    with audited(operator, "job.cancel", "job", job.id, reason=reason, before=_state(job)) as entry:
-        services().jobs.cancel(job.id, by=operator.actor)
-        after = services().monitor.get_job(job.id).job
-        entry.after = _state(after)
-    return answer(answers.admin_job(after, language()))
+    reason = read_optional_reason(read_optional_object(("reason",)))
+    cancelled = _operating().cancel(job_id, reason)
+    return answer(answers.admin_job(cancelled.after, language()))
 
 
 def admin_queues_status() -> Response:
@@ -107,15 +90,8 @@ def admin_outbox_status() -> Response:
 
 def admin_requeue_event(event_id: str) -> Response:
     read_no_parameters()
-    reason = read_reason(read_optional_object(("reason",)), required=False)
-    event = services().monitor.get_event(event_id)
-    with audited(
-        get_operator(), "outbox.requeue", "outbox_event", event.id, reason=reason, before={"status": event.status}
-    ) as entry:
-        services().outbox.requeue(event.id)
-        after = services().monitor.get_event(event.id)
-        entry.after = {"status": after.status, "jobId": after.job_id}
-    return answer(answers.outbox_event(after))
+    reason = read_optional_reason(read_optional_object(("reason",)))
+    return answer(answers.outbox_event(_operating().requeue(event_id, reason)))
 
 
 def admin_list_workers() -> Response:
@@ -134,14 +110,8 @@ def admin_show_usage() -> Response:
     return answer({"from": iso(since), "to": iso(until), "days": [answers.usage_day(day) for day in days]})
 
 
-def _state(job: JobRow) -> dict[str, Any]:
-    return {"lifecycleStatus": job.lifecycle_status, "phase": job.phase, "attempt": job.attempt_no}
-
-
-def _refuse_others(body: dict[str, Any], *allowed: str) -> None:
-    unknown = [(name[:100], "unknown field") for name in body if name not in allowed]
-    if unknown:
-        raise InputInvalid(unknown[:20])
+def _operating() -> Operating:
+    return Operating(services(), acting())
 
 
 _READ = ("UNAUTHORIZED", "FORBIDDEN", "INPUT_INVALID")

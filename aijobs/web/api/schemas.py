@@ -13,7 +13,7 @@ from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.monitor.views import CAP
 from aijobs.outbox.models import OUTBOX_STATUSES
-from aijobs.web.requests import LONGEST_REASON
+from aijobs.web.audit import LONGEST_REASON
 
 Schema = dict[str, Any]
 

@@ -15,12 +15,13 @@ from aijobs import logs
 from aijobs.jobs.service import CreatedJob, CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.settings import Settings
-from aijobs.web.cli.acting import shell_user
+from aijobs.web.cli.acting import shell_actor
 from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
 from aijobs.web.cli.failures import Failure
 from aijobs.web.cli.opening import json_option, open_services, write_json
 from aijobs.web.cli.serving import served
 from aijobs.web.cli.terminal import Terminal
+from aijobs.web.operating import Operating
 from aijobs.web.station import Stopped, StopRequests
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def demo_data(as_json: bool) -> None:
         served(settings, stop, terminal) as (_url, look_after),
         open_services() as services,
     ):
-        made = _make(services)
+        made, operating = _make(services), Operating(services, shell_actor())
         job_ids = [job_id for _, job_id in made]
 
         def wait(ids: list[str]) -> None:
@@ -83,10 +84,10 @@ def demo_data(as_json: bool) -> None:
 
         for plan, job_id in made:
             if plan is not None and plan.then and plan.then.startswith("cancel"):
-                services.jobs.cancel(job_id, shell_user())
+                operating.cancel(job_id)
         wait(job_ids)
         children = [
-            services.jobs.retry(job_id, shell_user()).job.id
+            operating.retry(job_id).job.id
             for plan, job_id in made
             if plan is not None and plan.then and plan.then.endswith("retry")
         ]

@@ -6,10 +6,11 @@ import click
 
 from aijobs.clock import iso
 from aijobs.errors import describe
-from aijobs.monitor.views import HistoryEntry, JobDetail, JobRow
-from aijobs.web.cli.acting import audited, shell_user
+from aijobs.monitor.views import HistoryEntry, JobDetail
+from aijobs.web.cli.acting import shell_actor
 from aijobs.web.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.web.cli.terminal import Terminal
+from aijobs.web.operating import Operating
 
 
 @click.command()
@@ -76,11 +77,8 @@ def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> No
 def cancel(job_id: str, as_json: bool) -> None:
     """Cancel a job. A job that runs ends within a second or two; one that is final stays as it is."""
     with open_services() as services:
-        before = services.monitor.get_job(job_id).job
-        with audited(services, "job.cancel", "job", job_id, _state(before)) as entry:
-            services.jobs.cancel(job_id, shell_user())
-            after = services.monitor.get_job(job_id).job
-            entry.update(_state(after))
+        cancelled = Operating(services, shell_actor()).cancel(job_id)
+    before, after = cancelled.before, cancelled.after
     if as_json:
         write_json({"jobId": job_id, "lifecycleStatus": after.lifecycle_status, "phase": after.phase})
     else:
@@ -93,15 +91,8 @@ def cancel(job_id: str, as_json: bool) -> None:
 def retry(job_id: str, as_json: bool) -> None:
     """Run a failed or cancelled job again, as a new job; prints the new job's id."""
     with open_services() as services:
-        before = services.monitor.get_job(job_id).job
-        with audited(services, "job.retry", "job", job_id, _state(before)) as entry:
-            result = services.jobs.retry(job_id, shell_user())
-            entry.update(childJobId=result.job.id, created=result.created)
+        result = Operating(services, shell_actor()).retry(job_id)
     if as_json:
         write_json({"jobId": result.job.id, "parentJobId": job_id, "created": result.created})
     else:
         click.echo(f"{result.job.id}" + ("" if result.created else " (is retrying it already)"))
-
-
-def _state(row: JobRow) -> dict[str, str]:
-    return {"lifecycleStatus": row.lifecycle_status, "phase": row.phase}

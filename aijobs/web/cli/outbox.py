@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from aijobs.web.cli.acting import audited
+from aijobs.web.cli.acting import shell_actor
 from aijobs.web.cli.opening import json_option, open_services, write_json
+from aijobs.web.operating import Operating
 
 
 @click.group()
@@ -19,10 +20,7 @@ def outbox() -> None:
 def requeue(event_id: str, as_json: bool) -> None:
     """Deliver a dead end event again. (The job of a dead enqueue event has failed: retry the job instead.)"""
     with open_services() as services:
-        before = services.monitor.get_event(event_id)
-        with audited(services, "outbox.requeue", "outbox_event", event_id, {"status": before.status}) as entry:
-            event = services.outbox.requeue(event_id)
-            entry.update(status=event.status, jobId=event.aggregate_id)
+        event = Operating(services, shell_actor()).requeue(event_id)
     if as_json:
         write_json({"eventId": event.id, "eventType": event.event_type, "status": event.status})
     else:

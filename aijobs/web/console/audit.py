@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from aijobs.canonical import identifier_fault
 from aijobs.errors import InputInvalid
 from aijobs.monitor.keyset import Cursors, Keyset, Page
+from aijobs.web.audit import TARGET_TYPES
 from aijobs.web.auth import require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.pages import render
@@ -72,7 +73,7 @@ def _find_page(session: Session, target: str | None, cursor: str | None) -> Page
     cursors = Cursors(services().settings.secret_key)
     query = select(AuditLog.id, *_COLUMNS)
     if target is not None:
-        query = query.where(AuditLog.target_type.in_(("job", "outbox", "login")), AuditLog.target_id == target)
+        query = query.where(AuditLog.target_type.in_(TARGET_TYPES), AuditLog.target_id == target)
     found = session.execute(_ORDER.page(query, cursor, PER_PAGE, cursors)).all()
     shown = found[:PER_PAGE]
     behind = _ORDER.cursor((shown[-1].at, shown[-1].id), cursors) if len(found) > PER_PAGE else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from flask import current_app, flash, make_response, redirect, url_for
@@ -15,17 +14,26 @@ from wtforms import HiddenField, TextAreaField
 from wtforms.validators import Length, Optional
 
 from aijobs.errors import ApiError, describe
+from aijobs.jobs.status import CANCELLED
 from aijobs.monitor.views import JobRow
-from aijobs.web.audit import audited
-from aijobs.web.auth import get_operator, require_right
+from aijobs.web.audit import LONGEST_REASON
+from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
 from aijobs.web.console.jobs import known_job
 from aijobs.web.console.pages import render
 from aijobs.web.context import language, services
+from aijobs.web.operating import Cancelled, Operating
 
 CONFIRMATION_S = 3600
 """How long a confirmation page may be left open."""
+
+
+def _readable(text: str | None) -> str:
+    """A text as it is kept: without spaces around it and without characters that can't be read. A browser sends two
+    characters for the end of a line, and counts one.
+    """
+    return "".join(c for c in text or "" if c.isprintable() or c == "\n").strip()
 
 
 class ConfirmationForm(FlaskForm):
@@ -33,13 +41,14 @@ class ConfirmationForm(FlaskForm):
 
     confirmation = HiddenField()
     reason = TextAreaField(
-        _l("Reason (optional)"), [Optional(), Length(max=500, message=_l("At most 500 characters."))]
+        _l("Reason (optional)"),
+        [Optional(), Length(max=LONGEST_REASON, message=_l("At most %(max)d characters."))],
+        filters=[_readable],
     )
 
     def given_reason(self) -> str | None:
-        """The reason without spaces around it and without characters that can't be read; None for none."""
-        text = "".join(c for c in self.reason.data or "" if c.isprintable() or c == "\n").strip()
-        return text or None
+        """The reason; None for none."""
+        return self.reason.data or None
 
 
 class Confirmation:
@@ -77,11 +86,8 @@ def retry_job(job_id: str) -> ResponseReturnValue:
     job, form = known_job(job_id), ConfirmationForm()
     if not is_confirmed("retry", job.id, form):
         return _ask(RETRY, job, form, 422)
-    operator = get_operator()
     try:
-        with audited(operator, "job.retry", "job", job.id, reason=form.given_reason(), before=_before(job)) as entry:
-            result = services().jobs.retry(job.id, operator.actor)
-            entry.after = {"jobId": result.job.id, "created": result.created}
+        result = Operating(services(), acting()).retry(job.id, form.given_reason())
     except ApiError as refused:
         return _refused(RETRY, job, refused)
     if result.created:
@@ -105,21 +111,18 @@ def cancel_job(job_id: str) -> ResponseReturnValue:
     job, form = known_job(job_id), ConfirmationForm()
     if not is_confirmed("cancel", job.id, form):
         return _ask(CANCEL, job, form, 422)
-    operator = get_operator()
     try:
-        with audited(operator, "job.cancel", "job", job.id, reason=form.given_reason(), before=_before(job)) as entry:
-            result = services().jobs.cancel(job.id, operator.actor)
-            entry.after = {"lifecycleStatus": result.lifecycle_status}
+        result = Operating(services(), acting()).cancel(job.id, form.given_reason())
     except ApiError as refused:
         return _refused(CANCEL, job, refused)
-    flash(_cancelled(job, result.lifecycle_status), "done")
+    flash(_cancelled(result), "done")
     return redirect(url_for("console.job", job_id=job.id), 303)
 
 
-def _cancelled(job: JobRow, status: str) -> str:
-    if job.final:
+def _cancelled(result: Cancelled) -> str:
+    if result.before.final:
         return gettext("It had ended already; nothing was changed.")
-    if status == "cancelled":
+    if result.after.lifecycle_status == CANCELLED:
         return gettext("Cancelled.")
     return gettext("The cancel is requested; the worker stops within a second or two.")
 
@@ -159,10 +162,6 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
         else gettext("It has not been started, or waits for another attempt; it ends at once."),
         "button": gettext("Cancel the job"),
     }
-
-
-def _before(job: JobRow) -> Mapping[str, Any]:
-    return {"lifecycleStatus": job.lifecycle_status, "phase": job.phase}
 
 
 def _refused(action: Action, job: JobRow, refused: ApiError) -> ResponseReturnValue:

@@ -14,12 +14,12 @@ from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import OutboxRow
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OUTBOX_STATUSES
 from aijobs.web import rights
-from aijobs.web.audit import audited
-from aijobs.web.auth import get_operator, require_right
+from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
 from aijobs.web.console.pages import render
 from aijobs.web.context import language, services
+from aijobs.web.operating import Operating
 
 PER_PAGE = 50
 EVENT_TYPES = (ENQUEUE, *END_EVENTS.values())
@@ -62,9 +62,7 @@ def requeue_event(event_id: str) -> ResponseReturnValue:
     if not is_confirmed(_REQUEUE, event_id, form):
         return _ask(event_id, form, 422)
     try:
-        with audited(get_operator(), "outbox.requeue", "outbox", event_id, reason=form.given_reason()) as entry:
-            event = services().outbox.requeue(event_id)
-            entry.after = {"status": event.status}
+        Operating(services(), acting()).requeue(event_id, form.given_reason())
     except ApiError as refused:
         if refused.http_status == 404:
             raise

@@ -67,7 +67,9 @@ def test_no_job_gives_one_line_and_exit_code_1(upgraded: Aijobs, command: str, a
 
 def test_a_waiting_job_is_cancelled_and_leaves_an_audit_row(aijobs: Aijobs, services: Services, job_id: str) -> None:
     assert aijobs("cancel", job_id) == (0, f"{job_id} is cancelled\n", "")
-    assert _audit(services) == [("job.cancel", job_id, "cli", {"lifecycleStatus": "cancelled", "phase": "cancelled"})]
+    assert _audit(services) == [
+        ("job.cancel", job_id, "cli", {"lifecycleStatus": "cancelled", "phase": "cancelled", "attempt": 0})
+    ]
     assert aijobs("cancel", job_id) == (0, f"{job_id} is cancelled already\n", "")
     assert json.loads(aijobs("cancel", job_id, "--json")[1])["lifecycleStatus"] == "cancelled"
 

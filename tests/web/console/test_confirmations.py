@@ -44,8 +44,8 @@ def test_retry_makes_one_child_however_often_it_is_clicked(stage: Stage) -> None
     rows = _audit(stage, "job.retry")
     assert [row.actor for row in rows] == ["operator:operator"] * 2
     assert {row.reason for row in rows} == {"provider is back"}
-    assert rows[0].after == {"jobId": child, "created": True}
-    assert rows[1].after == {"jobId": child, "created": False}
+    assert rows[0].after == {"childJobId": child, "created": True}
+    assert rows[1].after == {"childJobId": child, "created": False}
 
 
 def test_retry_leaves_the_old_job_as_it_was_and_shows_the_chain(stage: Stage) -> None:
@@ -157,15 +157,24 @@ def test_retry_of_an_older_job_leads_to_the_newest_of_the_chain(stage: Stage) ->
     assert _audit(stage, "job.retry")[-1].after == {"refused": "JOB_NOT_RETRYABLE"}
 
 
+def test_a_reason_that_the_api_takes_is_taken_by_the_console_too(stage: Stage) -> None:
+    failed, console = stage.failed(), stage.client()
+    address = f"/console/jobs/{failed}/retry"
+    reason = "x" * 996 + "\r\nend"
+    assert console.post(address, {**console.fields(address, address), "reason": reason}).status_code == 303
+    assert [row.reason for row in _audit(stage, "job.retry")] == ["x" * 996 + "\nend"]
+
+
 def test_reason_that_is_too_long_is_refused_and_kept_in_the_form(stage: Stage) -> None:
     failed = stage.failed()
     console = stage.client()
     address = f"/console/jobs/{failed}/retry"
-    answer = console.post(address, {**console.fields(address, address), "reason": "x" * 501})
+    answer = console.post(address, {**console.fields(address, address), "reason": "x" * 1001})
     assert answer.status_code == 422
     soup = parse(answer)
     assert soup.find(id="reason")["aria-invalid"] == "true"
-    assert soup.find(id="reason").get_text().strip() == "x" * 501
+    assert soup.find(id="reason").get_text().strip() == "x" * 1001
+    assert "At most 1000 characters." in soup.find("main").get_text()
     assert stage.services.monitor.get_job(failed).job.retried_as is None
 
 
@@ -187,7 +196,7 @@ def test_dead_end_event_is_sent_again_after_a_confirmation(stage: Stage) -> None
     assert answer.headers["Location"] == "/console/outbox"
     assert not console.soup("/console/outbox?status=dead").find(id=f"act-{event_id}")
     (row,) = _audit(stage, "outbox.requeue")
-    assert (row.target_id, row.reason, row.after) == (event_id, "hook mended", {"status": "pending"})
+    assert (row.target_id, row.reason, row.after["status"]) == (event_id, "hook mended", "pending")
 
 
 def test_dead_enqueue_event_is_not_offered_and_not_sent_again(stage: Stage) -> None:
