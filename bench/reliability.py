@@ -230,7 +230,9 @@ def measure(kind: str, names: Sequence[str], jobs: int, say: Callable[[str], Non
         with Machine(run, kind) as machine:
             for name in names:
                 say(f"{kind}: {name} …")
-                outcomes.append(RUNS[name](machine, max(10, round(jobs * SHARES[name]))))
+                outcome = RUNS[name](machine, max(10, round(jobs * SHARES[name])))
+                say(f"  {outcome.done} of {outcome.jobs} done in {outcome.seconds} s {outcome.details or ''}")
+                outcomes.append(outcome)
     finally:
         run.close()
     base = next((outcome for outcome in outcomes if outcome.run == "undisturbed"), None)

@@ -170,7 +170,8 @@ class Site:
     def count_redrives(self) -> int:
         """Messages that were sent again because the broker had lost them."""
         with self.services.database.read() as session:
-            return session.execute(select(func.coalesce(func.sum(OutboxEvent.redrives), 0))).scalar_one()
+            total = session.execute(select(func.coalesce(func.sum(OutboxEvent.redrives), 0))).scalar_one()
+        return int(total)  # MariaDB answers with a decimal.
 
     def broken_promises(self) -> list[str]:
         """What `aijobs check` finds when nothing is given any time."""
