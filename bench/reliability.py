@@ -64,6 +64,11 @@ class Outcome:
     broken: list[str] = field(default_factory=list)
 
     @property
+    def known(self) -> str:
+        """The details as people read them."""
+        return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in self.details.items())
+
+    @property
     def is_sound(self) -> bool:
         return not (self.lost or self.results_twice or self.broken)
 
@@ -231,7 +236,7 @@ def measure(kind: str, names: Sequence[str], jobs: int, say: Callable[[str], Non
             for name in names:
                 say(f"{kind}: {name} …")
                 outcome = RUNS[name](machine, max(10, round(jobs * SHARES[name])))
-                say(f"  {outcome.done} of {outcome.jobs} done in {outcome.seconds} s {outcome.details or ''}")
+                say(f"  {outcome.done} of {outcome.jobs} done in {outcome.seconds} s  {outcome.known}")
                 outcomes.append(outcome)
     finally:
         run.close()
@@ -254,8 +259,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     for o in outcomes:
-        known = ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in o.details.items())
-        lines += [f"{o.database}, {o.run}: {known}"] if known else []
+        lines += [f"{o.database}, {o.run}: {o.known}"] if o.details else []
         lines += [f"{o.database}, {o.run}: BROKEN {what}" for what in o.broken]
     lines.append("ratio: the seconds, by those of as many jobs undisturbed")
     return "\n".join(lines)
