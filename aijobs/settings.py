@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from logging import getLevelNamesMapping
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,11 @@ _SECRETS = ("secret_key", "message_keys", "jwt_secret")
 _TEXTS = ("database_url", "redis_url", "bind", "jwt_audience", "log_level")
 
 
+_KNOWN = {f"AIJOBS_{name.upper()}": name for name in ("env", "instance_path", *_TEXTS, *_SECRETS, *_NUMBERS)}
+
+
 def _load(environ: Mapping[str, str]) -> Settings:
-    given = {k.removeprefix("AIJOBS_").lower(): v for k, v in environ.items() if k.startswith("AIJOBS_") and v != ""}
+    given = _given(environ)
     values: dict[str, Any] = {name: given[name] for name in _TEXTS if name in given}
     if "log_level" in values:
         values["log_level"] = values["log_level"].upper()
@@ -183,6 +187,16 @@ def _load(environ: Mapping[str, str]) -> Settings:
     settings = Settings(**values)
     _check(settings)
     return settings
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is set, by the setting's name. A name that is mistyped is refused: its value would silently not hold."""
+    names = [name for name, value in environ.items() if name.startswith("AIJOBS_") and value != ""]
+    for name in names:
+        if name not in _KNOWN:
+            near = get_close_matches(name, _KNOWN, n=1)
+            raise SettingsError(f"{name} is no setting" + (f"; is {near[0]} meant?" if near else ""))
+    return {_KNOWN[name]: environ[name] for name in names}
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:

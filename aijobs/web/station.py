@@ -229,6 +229,8 @@ class Station:
             *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{descriptor}"),
             *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
             *("--graceful-timeout", str(WEB_GRACE_S), "--no-control-socket", "--log-level", "warning"),
+            # Our settings know where it listens and were checked; it would refuse to start without a word.
+            *("--env", f"AIJOBS_ENV={self._settings.env}"),
             "aijobs.web.wsgi:app",
         ]
         return ChildSpec("web", command, stop_timeout_s=WEB_GRACE_S + 5, inherit_fds=(descriptor,))

@@ -8,7 +8,7 @@ from typing import NoReturn
 from flask import Flask
 from sqlalchemy.exc import OperationalError
 
-from aijobs.errors import AijobsError
+from aijobs.errors import AijobsError, SettingsError
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
 
@@ -23,6 +23,7 @@ def build_app() -> Flask:
     """
     try:
         settings = Settings.load()
+        _check_keys(settings)
         app = create_app(settings)
         if not settings.run_by_flask:
             app.extensions["aijobs"].check_schema()
@@ -31,6 +32,15 @@ def build_app() -> Flask:
     except OperationalError as error:
         _refuse(f"the database at AIJOBS_DATABASE_URL doesn't answer ({type(error.orig).__name__})")
     return app
+
+
+def _check_keys(settings: Settings) -> None:
+    """Where we listen is on the server's command line, which nobody tells us: so somebody must have said what this is.
+
+    `aijobs up` says it to its web process; the `flask` command is for development.
+    """
+    if settings.development_keys and not (settings.env_was_set or settings.run_by_flask):
+        raise SettingsError("won't serve on development keys: set AIJOBS_ENV to production or development")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -72,6 +72,23 @@ def test_secrets_are_in_no_representation(tmp_path: Path) -> None:
     assert settings.message_keys.current[1].decode() not in shown
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("LEASE", "AIJOBS_LEASE_S"), ("REDIS_URI", "AIJOBS_REDIS_URL"), ("JOB_DAY", "AIJOBS_JOB_DAYS")],
+)
+def test_a_mistyped_setting_is_refused_by_name_and_not_ignored(tmp_path: Path, mistyped: str, meant: str) -> None:
+    line = refused(tmp_path, **{mistyped: "120"})
+    assert f"AIJOBS_{mistyped} " in line
+    assert meant in line
+
+
+@pytest.mark.parametrize("name", ["WHATEVER", "RUN_BY_FLASK", "ENV_WAS_SET", "DEVELOPMENT_KEYS", "lease_s"])
+def test_a_setting_that_nobody_knows_is_refused_by_name_without_its_value(tmp_path: Path, name: str) -> None:
+    line = refused(tmp_path, **{name: "hunter2"})
+    assert f"AIJOBS_{name} " in line
+    assert "hunter2" not in line
+
+
 # --- leases --------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +233,27 @@ def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_pat
     line = refused(tmp_path, **{name: "postgresql://u:hunter2@[::1/x"})
     assert f"AIJOBS_{name}" in line
     assert "hunter2" not in line
+
+
+SERVE = [sys.executable, "-c", "import aijobs.web.wsgi"]
+
+
+def test_a_web_process_on_development_keys_is_refused_until_the_environment_is_named(
+    tmp_path: Path, processes: Processes
+) -> None:
+    """gunicorn is told on its own command line where to listen: nobody can tell whom it would serve."""
+    env = {"AIJOBS_INSTANCE_PATH": str(tmp_path), "AIJOBS_REDIS_URL": "redis://127.0.0.1:1"}
+    program = processes.spawn(SERVE, env=env)
+    assert program.wait() == 3
+    assert program.output.count("\n") == 1
+    assert "AIJOBS_ENV" in program.output
+    given = processes.spawn(SERVE, env={**env, **SECRETS})
+    named = processes.spawn(SERVE, env={**env, "AIJOBS_ENV": "development"})
+    for served in (given, named):  # What they are refused for is the next thing that is looked at.
+        assert served.wait() == 3
+        assert "aijobs db upgrade" in served.output
+    command = processes.spawn([sys.executable, "-m", "flask", "--app", "aijobs.web.wsgi", "routes"], env=env)
+    assert command.wait() == 0
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------
