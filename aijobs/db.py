@@ -205,7 +205,7 @@ connection, and TCP alone gives up after a quarter of an hour. Beyond the wait f
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
-_ATTEMPTS = 5
+_TRIES = 5
 
 
 class CommitUnknown(Exception):
@@ -243,22 +243,37 @@ class Database:
         answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
         didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
+        lost = False
+        for attempt in range(1, _TRIES + 1):
             try:
                 return self._once(work)
-            except (DBAPIError, CommitUnknown) as error:
-                lost = error if isinstance(error, CommitUnknown) else None
-                if not _worth_repeating(error) or (lost is None and attempt == _ATTEMPTS):
-                    raise
-                time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
-                settled = self._settled(settle) if lost and settle else None
-                if settled is not None:
+            except Exception as error:
+                lost = lost or isinstance(error, CommitUnknown)
+                if isinstance(error, CommitUnknown):
+                    _pause(attempt)
+                # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
+                # the very thing that this try met.
+                if lost and settle and (settled := self._settled(settle)) is not None:
                     return settled
-                if lost and attempt == _ATTEMPTS:
-                    raise lost.cause from lost
-        raise AssertionError("unreachable: the last attempt returns or raises")
+                if isinstance(error, CommitUnknown):
+                    if attempt == _TRIES:
+                        raise error.cause from error
+                elif attempt == _TRIES or not _worth_repeating(error):
+                    raise
+                else:
+                    _pause(attempt)
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
+        """What `settle` reads, once the database can be asked: as often as a write is tried."""
+        for attempt in range(1, _TRIES):
+            try:
+                return self._look(settle)
+            except DBAPIError:
+                _pause(attempt)
+        return self._look(settle)
+
+    def _look(self, settle: Callable[[Session], T | None]) -> T | None:
         with self._read() as session:
             return settle(session)
 
@@ -302,10 +317,15 @@ _MYSQL_REPEAT = frozenset({1205, 1213, 1020, 1305})
 _POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
 
 
-def _worth_repeating(error: DBAPIError | CommitUnknown) -> bool:
+def _pause(attempt: int) -> None:
+    """Wait before the next try, longer each time, and not as long as whoever we met."""
+    time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
+
+
+def _worth_repeating(error: Exception) -> bool:
     """Whether the database says that the same work may succeed at another try."""
-    if isinstance(error, CommitUnknown):
-        return True
+    if not isinstance(error, DBAPIError):
+        return False
     if error.connection_invalidated:
         return True
     original = error.orig

@@ -131,8 +131,10 @@ class LifecycleRepository:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
         note, output_hash = Note("output_saved"), canonical_hash(output)
         values = {"validated_output": output, "output_hash": output_hash}
+        # Not again: a repeat after a COMMIT that was only late would tell the history of it a second time.
+        new = or_(AiJob.output_hash.is_(None), AiJob.output_hash != output_hash)
         return self._in(
-            session, lambda s: self._changes.held_change(s, claim, note, **values), saved(claim, output_hash)
+            session, lambda s: self._changes.held_change(s, claim, note, new, **values), saved(claim, output_hash)
         )
 
     def note_provider_call(self, session: Session, claim: Claim) -> AiJob:

@@ -107,7 +107,7 @@ class AiJobService:
             self._lock_user(session, request.user_id)
             existing = self._existing(session, definition, request)
             if existing is not None:
-                return CreatedJob(existing, created=False)
+                return CreatedJob(existing, created=existing.id == job["id"])
             self._check_credential(session, request.user_id, terms)
             fresh = AiJob(**job)
             inserted = self._insert(session, fresh, content)
@@ -276,7 +276,7 @@ class AiJobService:
                 raise ApiError("JOB_NOT_FOUND")
             live = self._live_child(session, job)
             if live is not None:
-                return CreatedJob(live, created=False)
+                return CreatedJob(live, created=live.id == child_id)
             child, content = self._child(session, job, child_id)
             inserted = self._insert(session, child, content)
             if inserted is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -33,6 +34,48 @@ def lose_commits(database: Database, when: Literal["before", "after"], *, times:
         yield left
     finally:
         del dialect.do_commit
+
+
+@contextmanager
+def late_commit(database: Database, seconds: float = 0.5) -> Iterator[list[int]]:
+    """Lose the next COMMIT's answer, and have it take effect only `seconds` later: it is on its way still.
+
+    What is given counts down to 0 once one was lost.
+    """
+    dialect: Any = database.engine.dialect
+    original, left, waiting = dialect.do_commit, [1], list[threading.Timer]()
+    kept: list[Any] = []
+    answer, is_disconnect = _disconnect(dialect), dialect.is_disconnect
+
+    def commit(connection: Any) -> None:
+        if left[0] == 0:
+            original(connection)
+            return
+        left[0] = 0
+        driver = connection.dbapi_connection
+        kept.append(driver)
+
+        def arrive() -> None:
+            driver.commit()
+            driver.close()
+
+        waiting.append(threading.Timer(seconds, arrive))
+        waiting[0].start()
+        raise answer
+
+    def close(connection: Any) -> None:
+        if connection not in kept:
+            connection.close()
+
+    dialect.do_commit, dialect.do_close, dialect.do_terminate = commit, close, close
+    dialect.do_rollback = lambda connection: None if connection.dbapi_connection in kept else connection.rollback()
+    dialect.is_disconnect = lambda error, *rest: error is answer or is_disconnect(error, *rest)
+    try:
+        yield left
+    finally:
+        for timer in waiting:
+            timer.join()
+        del dialect.do_commit, dialect.do_close, dialect.do_terminate, dialect.do_rollback, dialect.is_disconnect
 
 
 def _disconnect(dialect: Any) -> Exception:

@@ -19,7 +19,7 @@ from aijobs.jobs.service import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
 from tests.support.databases import Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race
-from tests.support.lost_commits import lose_commits
+from tests.support.lost_commits import late_commit, lose_commits
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
 
@@ -94,6 +94,56 @@ def test_a_job_whose_commit_was_lost_is_there_once_and_is_sent(kit: Kit, when: A
     }
     assert kit.types(created.job.id) == ["created"]
     assert kit.broker.pending_count("ai-interactive") == sent + 1
+
+
+def test_a_commit_that_was_only_late_is_the_one_effect_and_its_own_answer(kit: Kit) -> None:
+    """Read at once it seems not to have happened; tried again, the work meets what it did itself."""
+    for name, (state, unit, added) in UNITS.items():
+        expected = _undisturbed(kit, state, unit)
+        job_id, claim = kit.job_in(state)
+        told, before = kit.types(job_id), kit.counts()
+        with late_commit(kit.database) as left:
+            answer = unit(kit, claim)
+        assert left == [0], f"{name}: nothing was lost"
+        assert kit.types(job_id) == told + added, name
+        assert _without_names(kit.row(job_id)) == expected, name
+        if isinstance(answer, CreatedJob):
+            assert answer.created, f"{name}: it is this request's own child"
+        assert kit.counts()["ai_jobs"] - before["ai_jobs"] == (1 if name == "retry" else 0), name
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_job_whose_commit_was_only_late_is_there_once_and_is_its_creators(kit: Kit, key: str | None) -> None:
+    kit.create()
+    before = kit.counts()
+    with late_commit(kit.database) as left:
+        created = kit.create(idempotency_key=key)
+    assert left == [0]
+    assert created.created
+    assert kit.counts()["ai_jobs"] == before["ai_jobs"] + 1
+    assert kit.types(created.job.id) == ["created"]
+
+
+def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers(kit: Kit) -> None:
+    claim = kit.running()
+    refused = [3]
+
+    def refuse(_dialect: Any, _record: Any, _args: Any, _kwargs: Any) -> None:
+        if lost == [0] and refused[0]:
+            refused[0] -= 1
+            kind: Any = kit.database.engine.dialect.dbapi
+            raise kind.OperationalError("connection refused")
+
+    event.listen(kit.database.engine, "do_connect", refuse)
+    kit.database.dispose()  # So that each look needs a connection of its own.
+    try:
+        with lose_commits(kit.database, "after") as lost:
+            job = kit.lifecycle.mark_succeeded(claim)
+    finally:
+        event.remove(kit.database.engine, "do_connect", refuse)
+    assert refused == [0]
+    assert job.lifecycle_status == "succeeded"
+    assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
 
 
 def test_the_lost_answer_of_a_users_first_row_does_not_matter(kit: Kit) -> None:
