@@ -41,6 +41,7 @@ def main(first: int, last: int) -> None:
     # A word that few lives have makes a life rich, and so does each change of hands.
     richest = sorted(lives, key=lambda life: (len(set(life.split())), len(life.split())), reverse=True)
     lines = (f"{json.dumps(life)}:{json.dumps(lives[life], separators=(',', ':'))}" for life in sorted(richest[:KEPT]))
+    print(f"{len(lives)} lives", file=sys.stderr)
     print("{\n" + ",\n".join(lines) + "\n}")
 
 

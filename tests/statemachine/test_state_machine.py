@@ -174,4 +174,4 @@ def test_a_worker_that_writes_without_its_claim_is_found_out(
     for module in (changes, lifecycle):
         monkeypatch.setattr(module, "holds", lambda claim: AiJob.lifecycle_status == "running")
     with pytest.raises(Broken):
-        _play_seeds(database, range(40), steps=40)
+        _play_seeds(database, range(10, 60), steps=40)
