@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,23 +15,29 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from flask import Flask, abort, g, redirect, request, session, url_for
 from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
 from flask_wtf.csrf import CSRFProtect, validate_csrf
-from sqlalchemy import or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import or_, select, update
+from sqlalchemy.exc import DBAPIError
 from werkzeug.routing import BuildError
 from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
+from aijobs.logs import get_logger
 from aijobs.web.audit import Actor
 from aijobs.web.context import client_address, is_api_request, printable, services
 from aijobs.web.models import Operator, OperatorToken
+from aijobs.web.operators import find_operator
 from aijobs.web.rights import may
 from aijobs.web.throttle import LoginAttempts
+
+logger = get_logger(__name__)
 
 V = TypeVar("V", bound=Callable[..., Any])
 
 TOKEN_PREFIX = "ajo_"  # noqa: S105 - how an operator's token begins, not a token
 LOGIN_ENDPOINT = "console.login"
 LONGEST_PASSWORD = 1024
+USE_NOTED_EVERY = timedelta(hours=1)
+"""A token's `last_used_at` is right to this: a write for each request would be for nothing."""
 
 csrf = CSRFProtect()
 login_manager = LoginManager()
@@ -105,7 +112,7 @@ def sign_in(username: str, password: str) -> OperatorUser | None:
     """
     database, clock = services().database, services().clock
     with database.read() as reading:
-        row = _find_by_username(reading, username)
+        row = find_operator(reading, username)
     attempts = LoginAttempts(database, clock, row.username if row else None, username, client_address())
     attempts.check()
     right = verify_password(row.password_hash if row else None, password)
@@ -129,12 +136,6 @@ def sign_out() -> None:
     session.clear()
 
 
-def _find_by_username(reading: Session, username: str) -> Operator | None:
-    if not 1 <= len(username) <= 100 or not username.isprintable():
-        return None
-    return reading.execute(select(Operator).where(Operator.username == username)).scalar_one_or_none()
-
-
 @login_manager.user_loader
 def _load_user(session_id: str) -> OperatorUser | None:
     operator_id, _, version = session_id.partition(":")
@@ -150,8 +151,9 @@ def find_token_operator(token: str) -> OperatorUser | None:
     if not token.startswith(TOKEN_PREFIX) or len(token) > 200:
         return None
     clock = services().clock
+    unnoted = or_(OperatorToken.last_used_at.is_(None), OperatorToken.last_used_at < clock.now(-USE_NOTED_EVERY))
     query = (
-        select(Operator)
+        select(Operator, OperatorToken.id, unnoted)
         .join(OperatorToken, OperatorToken.operator_id == Operator.id)
         .where(
             OperatorToken.token_hash == token_digest(token),
@@ -160,8 +162,22 @@ def find_token_operator(token: str) -> OperatorUser | None:
         )
     )
     with services().database.read() as reading:
-        row = reading.execute(query).scalar_one_or_none()
-    return OperatorUser.of(row) if row is not None and row.active else None
+        found = reading.execute(query).one_or_none()
+    if found is None or not found[0].active:
+        return None
+    operator, token_id, worth_noting = found
+    if worth_noting:
+        _note_use(token_id)
+    return OperatorUser.of(operator)
+
+
+def _note_use(token_id: str) -> None:
+    """Nobody is refused because this can't be written: an operator looks in while the database is in trouble."""
+    use = update(OperatorToken).where(OperatorToken.id == token_id).values(last_used_at=services().clock.now())
+    try:
+        services().database.write(lambda session: session.execute(use))
+    except DBAPIError as error:
+        logger.warning("operator.token_use_unnoted", error=type(error).__name__)
 
 
 def bearer_token() -> str | None:

@@ -25,8 +25,10 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from aijobs.jobs.status import RUNNING
 from aijobs.settings import Settings
-from aijobs.web.cli.operators import add_operator, add_operator_token
+from aijobs.web.audit import Actor, AuditTrail
+from aijobs.web.auth import hash_password, make_operator_token
 from aijobs.web.cli.tokens import issue_user_token
+from aijobs.web.operators import add_token, create_operator
 from aijobs.wiring import Services, build_services
 from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 
@@ -113,9 +115,12 @@ class Driver:
         self.services.broker.client.close()
 
     def _make_operator(self) -> str:
+        token, digest = make_operator_token()
+        trail = AuditTrail(self.database, self.services.clock, Actor("cli:chaos"))
         with self.database.transaction() as session:
-            operator = add_operator(session, "chaos", "correct horse battery", "OPERATOR")
-            return add_operator_token(session, operator, "chaos", utc_now() + timedelta(days=1))
+            create_operator(session, trail, "chaos", hash_password("correct horse battery"), "OPERATOR")
+            add_token(session, trail, "chaos", digest, "chaos", utc_now() + timedelta(days=1))
+        return token
 
     def is_at_work(self, pid: int) -> bool:
         """Whether a process of this machine is in the middle of a job; False where the database doesn't say."""

@@ -31,6 +31,7 @@ for _command in (
     database.db,
     operators.create_operator,
     operators.operator_token,
+    operators.operator,
     tokens.token,
     jobs.job,
     jobs.cancel,

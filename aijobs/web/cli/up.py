@@ -13,13 +13,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs import logs
-from aijobs.db import Database
+from aijobs.db import Database, DatabaseClock
 from aijobs.settings import Settings
-from aijobs.web.auth import verify_password
-from aijobs.web.cli.operators import add_operator
+from aijobs.web.audit import AuditTrail
+from aijobs.web.auth import hash_password, verify_password
+from aijobs.web.cli.acting import shell_actor
 from aijobs.web.cli.terminal import Terminal
 from aijobs.web.cli.tokens import issue_user_token
 from aijobs.web.models import SUPER_ADMIN, Operator
+from aijobs.web.operators import create_operator
 from aijobs.web.station import LOG_FOLDER, Station, StopRequests
 
 FIRST_OPERATOR_FILE = "first-operator.json"
@@ -87,12 +89,13 @@ def ensure_first_operator(database: Database, settings: Settings) -> str:
     """
     path = settings.instance_path / FIRST_OPERATOR_FILE
     made: list[str] = []
+    trail = AuditTrail(database, DatabaseClock(), shell_actor())
 
     def ensure(session: Session) -> str | None:
         made.clear()
         if session.scalar(select(Operator.id).limit(1)) is None:
             made.append(secrets.token_urlsafe(12))
-            add_operator(session, FIRST_OPERATOR, made[0], SUPER_ADMIN)
+            create_operator(session, trail, FIRST_OPERATOR, hash_password(made[0]), SUPER_ADMIN)
             _keep_password(path, made[0])
         return session.scalar(
             select(Operator.password_hash).where(Operator.username == FIRST_OPERATOR, Operator.active)

@@ -53,6 +53,12 @@ WORDS: Mapping[str, Any] = {
     "job.cancel": _l("Job cancel requested"),
     "job.reveal": _l("Content revealed"),
     "outbox.requeue": _l("Event sent again"),
+    "operator.create": _l("Operator made"),
+    "operator.disable": _l("Operator disabled"),
+    "operator.enable": _l("Operator enabled"),
+    "operator.password": _l("New password"),
+    "operator.token": _l("Token made"),
+    "operator.revoke_token": _l("Token revoked"),
     "login": _l("Signed in"),
     "login_failed": _l("Wrong password"),
     # roles and environments

@@ -1,0 +1,164 @@
+"""`aijobs operator …`: what was given is taken back, at once, and the audit log says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from sqlalchemy import select
+
+from aijobs.web.cli.opening import open_services
+from aijobs.web.factory import create_app
+from aijobs.web.models import AuditLog
+from aijobs.wiring import Services
+
+Aijobs = Callable[..., tuple[int, str, str]]
+OLD, NEW = "correct horse battery", "an even better password"
+JOBS = "/admin-api/ai/jobs"
+
+
+@pytest.fixture
+def services(upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    """The services of an instance with the operator ann."""
+    _give_stdin(monkeypatch, OLD)
+    assert upgraded("create-operator", "ann", "--password-stdin")[0] == 0
+    with open_services() as opened:
+        yield opened
+
+
+@pytest.fixture
+def app(services: Services) -> Flask:
+    return create_app(services=services)
+
+
+def _give_stdin(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(password + "\n"))
+
+
+def _token(aijobs: Aijobs, label: str = "ci") -> dict[str, str]:
+    code, out, _ = aijobs("operator-token", "ann", "--label", label)
+    assert code == 0
+    return {"Authorization": f"Bearer {out.strip()}"}
+
+
+def _sign_in(app: Flask, password: str) -> int:
+    return _enter(app.test_client(), password)
+
+
+def _enter(client: FlaskClient, password: str) -> int:
+    """Sign in as a browser does; the answer's status."""
+    page = client.get("/console/login").text
+    found = re.search(r'name="csrf_token"[^>]*value="([^"]+)"', page)
+    assert found is not None
+    form = {"csrf_token": found.group(1), "username": "ann", "password": password}
+    return client.post("/console/login", data=form).status_code
+
+
+def _listed(aijobs: Aijobs) -> dict[str, object]:
+    (line,) = json.loads(aijobs("operator", "list", "--json")[1])
+    return dict(line)
+
+
+def _audit(services: Services) -> list[tuple[str, str, object, object]]:
+    with services.database.read() as session:
+        rows = session.scalars(select(AuditLog).where(AuditLog.target_type == "operator").order_by(AuditLog.id)).all()
+    assert {(row.actor.partition(":")[0], row.target_id) for row in rows} == {("cli", "ann")}
+    return [(row.action, row.before, row.after) for row in rows]
+
+
+def test_a_disabled_operator_is_out_at_once_with_sessions_and_tokens(aijobs: Aijobs, app: Flask) -> None:
+    client, headers = app.test_client(), _token(aijobs)
+    assert _enter(client, OLD) == 303
+    assert (client.get("/console/jobs").status_code, client.get(JOBS, headers=headers).status_code) == (200, 200)
+    assert aijobs("operator", "disable", "ann") == (0, "ann is disabled.\n", "")
+    assert (client.get("/console/jobs").status_code, client.get(JOBS, headers=headers).status_code) == (303, 401)
+    assert _sign_in(app, OLD) == 401
+    assert aijobs("operator-token", "ann")[::2] == (1, "aijobs: operator 'ann' is disabled\n")
+    assert aijobs("operator", "disable", "ann") == (0, "ann is disabled already.\n", "")
+    assert aijobs("operator", "enable", "ann") == (0, "ann is enabled.\n", "")
+    assert client.get("/console/jobs").status_code == 303, "a session came back from the dead"
+    assert client.get(JOBS, headers=headers).status_code == 200
+    assert _sign_in(app, OLD) == 303
+
+
+def test_a_new_password_ends_the_sessions_of_the_old(
+    aijobs: Aijobs, app: Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = app.test_client()
+    assert _enter(client, OLD) == 303
+    _give_stdin(monkeypatch, NEW)
+    assert aijobs("operator", "password", "ann", "--password-stdin")[0] == 0
+    assert client.get("/console/jobs").status_code == 303
+    assert (_sign_in(app, OLD), _sign_in(app, NEW)) == (401, 303)
+
+
+def test_a_revoked_token_opens_nothing_and_the_others_still_do(aijobs: Aijobs, app: Flask) -> None:
+    client, first, second = app.test_client(), _token(aijobs, "first"), _token(aijobs, "second")
+    first_id = _listed(aijobs)["tokens"][0]["id"]
+    assert aijobs("operator", "revoke-token", "ann", "--id", first_id)[1] == "1 token of ann revoked.\n"
+    assert [client.get(JOBS, headers=headers).status_code for headers in (first, second)] == [401, 200]
+    assert aijobs("operator", "revoke-token", "ann", "--id", first_id)[1] == "0 tokens of ann revoked.\n"
+    assert aijobs("operator", "revoke-token", "ann", "--all")[1] == "1 token of ann revoked.\n"
+    assert client.get(JOBS, headers=second).status_code == 401
+
+
+def test_a_list_tells_when_a_token_was_last_used_and_never_the_token(aijobs: Aijobs, app: Flask) -> None:
+    headers = _token(aijobs)
+    assert "last used never" in aijobs("operator", "list")[1]
+    app.test_client().get(JOBS, headers=headers)
+    (token,) = _listed(aijobs)["tokens"]
+    assert token["lastUsedAt"].endswith("Z")
+    app.test_client().get(JOBS, headers=headers)
+    assert _listed(aijobs)["tokens"] == [token], "each request writes"
+    out = aijobs("operator", "list")[1] + aijobs("operator", "list", "--json")[1]
+    assert "ajo_" not in out
+    assert "argon2" not in out
+
+
+def test_every_change_of_an_operator_is_in_the_audit_log(
+    aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _token(aijobs)
+    aijobs("operator", "revoke-token", "ann", "--all")
+    aijobs("operator", "disable", "ann")
+    aijobs("operator", "enable", "ann")
+    _give_stdin(monkeypatch, NEW)
+    aijobs("operator", "password", "ann", "--password-stdin")
+    rows = _audit(services)
+    assert [action for action, _, _ in rows] == [
+        "operator.create",
+        "operator.token",
+        "operator.revoke_token",
+        "operator.disable",
+        "operator.enable",
+        "operator.password",
+    ]
+    assert rows[3][1:] == ({"role": "OPERATOR", "active": True}, {"role": "OPERATOR", "active": False})
+    assert NEW not in str(rows)
+    assert "ajo_" not in str(rows)
+
+
+@pytest.mark.parametrize("command", ["disable", "enable", "revoke-token", "password"])
+@pytest.mark.parametrize("name", ["bob", "ANN", "an\udcffn", "x" * 300, " "])
+def test_who_is_not_there_is_said_in_one_line(
+    aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+) -> None:
+    _give_stdin(monkeypatch, NEW)
+    more = {"revoke-token": ["--all"], "password": ["--password-stdin"]}.get(command, [])
+    code, out, err = aijobs("operator", command, name, *more)
+    assert (code, out) == (1, "")
+    assert err.startswith("aijobs: there is no operator ")
+    assert err.count("\n") == 1
+
+
+def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Aijobs, services: Services) -> None:
+    _token(aijobs)
+    assert aijobs("operator", "revoke-token", "ann")[0] == 2
+    assert aijobs("operator", "revoke-token", "ann", "--all", "--id", "x")[0] == 2
+    assert aijobs("operator", "revoke-token", "ann", "--id", "x")[0] == 1
+    assert _listed(aijobs)["tokens"][0].get("revokedAt") is None
