@@ -135,9 +135,9 @@ class Deployment(RuleBasedStateMachine):
 
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 SHORT = settings(
-    max_examples=30, stateful_step_count=40, derandomize=True, database=None, deadline=None, suppress_health_check=QUIET
+    max_examples=24, stateful_step_count=40, derandomize=True, database=None, deadline=None, suppress_health_check=QUIET
 )
-LONG = settings(SHORT, max_examples=400, stateful_step_count=60, derandomize=False, print_blob=True)
+LONG = settings(SHORT, max_examples=200, stateful_step_count=60, derandomize=False, print_blob=True)
 
 
 def test_no_sequence_of_steps_deaths_and_faults_breaks_a_promise(database: FaultyDatabase) -> None:
@@ -161,7 +161,7 @@ def _play_seeds(database: FaultyDatabase, seeds: range, steps: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_no_program_made_from_a_seed_breaks_a_promise(database: FaultyDatabase) -> None:
-    _play_seeds(database, range(300), steps=60)
+    _play_seeds(database, range(150), steps=60)
 
 
 def test_a_worker_that_writes_without_its_claim_is_found_out(
