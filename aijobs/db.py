@@ -205,7 +205,8 @@ connection, and TCP alone gives up after a quarter of an hour. Beyond the wait f
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
-_TRIES = 5
+TRIES = 5
+"""How often a unit of work is tried, and a lost COMMIT looked for."""
 
 
 class CommitUnknown(Exception):
@@ -236,15 +237,17 @@ class Database:
         with self._write() as session, session.begin():
             yield session
 
-    def write(self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None) -> T:
-        """Run `work` in a write transaction and commit it; up to five times where the database asks for it.
+    def write(
+        self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
+    ) -> T:
+        """Run `work` in a write transaction and commit it; up to `tries` times where the database asks for it.
 
         `work` may run again from the start in a fresh session, so it changes nothing but the database. Where the
         answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
         didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat.
         """
         lost = False
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, tries + 1):
             try:
                 return self._once(work)
             except Exception as error:
@@ -256,9 +259,9 @@ class Database:
                 if lost and settle and (settled := self._settled(settle)) is not None:
                     return settled
                 if isinstance(error, CommitUnknown):
-                    if attempt == _TRIES:
+                    if attempt == tries:
                         raise error.cause from error
-                elif attempt == _TRIES or not _worth_repeating(error):
+                elif attempt == tries or not _worth_repeating(error):
                     raise
                 else:
                     _pause(attempt)
@@ -266,7 +269,7 @@ class Database:
 
     def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
         """What `settle` reads, once the database can be asked: as often as a write is tried."""
-        for attempt in range(1, _TRIES):
+        for attempt in range(1, TRIES):
             try:
                 return self._look(settle)
             except DBAPIError:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from aijobs.db import TRIES
 from aijobs.engine.complete import complete
 from aijobs.engine.execute import Execute
 from aijobs.engine.failure import as_job_error
@@ -140,8 +141,10 @@ class ExecutionEngine:
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
         if isinstance(gone, CancelRequested):
+            run.token.cancel(CANCELLED)
             try:
-                self.stop(run, CANCELLED)
+                with run.ending:
+                    self._end(run, CANCELLED, TRIES)
             except Exception as error:
                 self._leave_to_reaper(run, CANCELLED, error)
             return
@@ -181,21 +184,32 @@ class ExecutionEngine:
     # --- from outside the attempt's thread -----------------------------------------------------------------------
 
     def stop(self, run: Run, reason: str) -> None:
-        """End a run under its claim, whether or not its code has returned: cancelled, or out of time."""
+        """End a run under its claim, whether or not its code has returned: cancelled, or out of time.
+
+        For the watcher, which looks after other runs too: it waits for nobody who is just ending this one, and tries
+        once. Its next look, half a second later, tries again.
+        """
         run.token.cancel(reason)
-        with run.ending:
-            if run.ended.is_set():
-                return
-            try:
-                if reason == CANCELLED:
-                    job = self._settle.cancel(run)
-                else:
-                    error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
-                    job = self._settle.settle(run, error, error)
-            except LifecycleError:
-                return  # Another worker has the job; the next look of the watcher says so.
-            complete(self._bus, run, job, reason)
-            run.end(job.lifecycle_status)
+        if not run.ending.acquire(blocking=False):
+            return
+        try:
+            self._end(run, reason, tries=1)
+        finally:
+            run.ending.release()
+
+    def _end(self, run: Run, reason: str, tries: int) -> None:
+        if run.ended.is_set():
+            return
+        try:
+            if reason == CANCELLED:
+                job = self._settle.cancel(run, tries=tries)
+            else:
+                error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
+                job = self._settle.settle(run, error, error, tries=tries)
+        except LifecycleError:
+            return  # Another worker has the job; the next look of the watcher says so.
+        complete(self._bus, run, job, reason)
+        run.end(job.lifecycle_status)
 
     def stuck(self, run: Run) -> None:
         """An attempt's code runs on long after its end: give everything else back and leave the process."""

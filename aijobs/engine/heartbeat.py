@@ -164,7 +164,7 @@ class Watcher:
         if now - self._beaten.setdefault(token, now) < self._heartbeat_s:
             return
         try:
-            self._lifecycle.extend_lock(run.claim)
+            self._lifecycle.extend_lock(run.claim, tries=1)  # The next look beats again where this one fails.
         except LifecycleError:
             return  # Lost, or ended this very moment: the same look compares holders next, and tells which.
         self._beaten[token] = now

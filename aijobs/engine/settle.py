@@ -7,7 +7,7 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from aijobs.ai.usage import UsageLog, mark_lost
-from aijobs.db import Clock, Database, read_clock
+from aijobs.db import TRIES, Clock, Database, read_clock
 from aijobs.engine.failure import internal_text
 from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run
@@ -28,7 +28,7 @@ class Settle:
         self._database, self._clock = database, clock
         self._lifecycle, self._usage = lifecycle, usage
 
-    def settle(self, run: Run, error: JobError, cause: BaseException) -> AiJob:
+    def settle(self, run: Run, error: JobError, cause: BaseException, *, tries: int = TRIES) -> AiJob:
         """Record `error` under the claim, in one transaction with the usage row it closes.
 
         Where writing that down fails, the same change is tried once more without what the call came to: its row is
@@ -37,15 +37,17 @@ class Settle:
         """
         call, text = _closed(run, error.code), internal_text(cause)
         try:
-            return self._database.write(lambda s: self._record(s, run, error, text, call), settle=freed(run.claim))
+            return self._database.write(
+                lambda s: self._record(s, run, error, text, call), settle=freed(run.claim), tries=tries
+            )
         except LifecycleError:
             self.close_call(run, error.code)
             raise
         except Exception as second:
             logger.error("job.settle_failed", error=type(second).__name__, **run.fields(error_code=error.code))
-            return self._settle_alone(run, error, text)
+            return self._settle_alone(run, error, text, tries)
 
-    def _settle_alone(self, run: Run, error: JobError, text: str) -> AiJob:
+    def _settle_alone(self, run: Run, error: JobError, text: str, tries: int) -> AiJob:
         """The job's change, which must not hang on what can't be written about its call."""
 
         def record(session: Session) -> AiJob:
@@ -53,14 +55,14 @@ class Settle:
             mark_lost(session, self._clock, run.claim.job_id, run.claim.attempt_no)
             return job
 
-        job = self._database.write(record, settle=freed(run.claim))
+        job = self._database.write(record, settle=freed(run.claim), tries=tries)
         try:
             self.close_call(run, error.code)
         except Exception as third:
             logger.error("usage.close_failed", error=type(third).__name__, **run.fields(job, error.code))
         return job
 
-    def cancel(self, run: Run) -> AiJob:
+    def cancel(self, run: Run, *, tries: int = TRIES) -> AiJob:
         """End the job `cancelled` under the claim, and close the usage row of its call."""
         call = _closed(run, CANCELLED)
 
@@ -69,7 +71,7 @@ class Settle:
             self._close(session, call)
             return job
 
-        return self._database.write(cancel, settle=freed(run.claim))
+        return self._database.write(cancel, settle=freed(run.claim), tries=tries)
 
     def close_call(self, run: Run, error_code: str) -> None:
         """Close the usage row of an attempt that has no say over its job any more: the money is gone.

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import Clock, Database, change_rows
+from aijobs.db import TRIES, Clock, Database, change_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
 from aijobs.jobs.changes import JobChanges, Note, cancelled, ended, freed, holds, saved
@@ -108,16 +108,16 @@ class LifecycleRepository:
 
     # --- while an attempt runs ---------------------------------------------------------------------------------
 
-    def extend_lock(self, claim: Claim) -> None:
+    def extend_lock(self, claim: Claim, *, tries: int = TRIES) -> None:
         """Renew the lease; a beat that comes late, but before anybody took over, renews it too."""
-        self._quietly(claim, lock_until=self._clock.now(self._lease.length))
+        self._quietly(claim, tries, lock_until=self._clock.now(self._lease.length))
 
     def report_progress(self, claim: Claim, percent: int) -> None:
         """Raise the progress to `percent` (0–100); within an attempt it never falls."""
         percent = max(0, min(100, percent))
-        self._quietly(claim, progress=case((AiJob.progress < percent, percent), else_=AiJob.progress))
+        self._quietly(claim, TRIES, progress=case((AiJob.progress < percent, percent), else_=AiJob.progress))
 
-    def _quietly(self, claim: Claim, **values: Any) -> None:
+    def _quietly(self, claim: Claim, tries: int, **values: Any) -> None:
         """A holder's write that is no change of state, and leaves no history."""
 
         def change(session: Session) -> None:
@@ -125,7 +125,7 @@ class LifecycleRepository:
             if changed != 1:
                 raise self._changes.refusal(session, claim)
 
-        self._database.write(change)
+        self._database.write(change, tries=tries)
 
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""

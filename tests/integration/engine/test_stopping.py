@@ -10,6 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from aijobs.engine.token import RELEASED, TIMEOUT
 from aijobs.errors import JobError
@@ -340,7 +342,7 @@ def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage
 def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: Any) -> None:
     """The row names no holder any more from the commit on, a moment before the run knows that it ended."""
     stage.engine.close()
-    for event in ("ai.job.completed", "ai.job.failed", "ai.job.cancelled"):
+    for event_type in ("ai.job.completed", "ai.job.failed", "ai.job.cancelled"):
 
         def look(_event: Any) -> None:
             watcher = threading.Thread(target=stage.watcher.look)
@@ -348,7 +350,7 @@ def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: A
             watcher.join(10)
             assert not watcher.is_alive()
 
-        stage.kit.services.bus.subscribe(event, look)
+        stage.kit.services.bus.subscribe(event_type, look)
     assert stage.run(stage.kit.new_job().id) == "succeeded"
     assert stage.run(stage.kit.new_job({"raise": "CONTENT_SAFETY_BLOCKED"}).id) == "failed"
     assert [line for line in log_lines() if line["event"] == "job.lock_lost"] == []
@@ -469,3 +471,63 @@ def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
     stage.kit.services.bus.subscribe("ai.job.completed", look)
     assert stage.run(stage.kit.new_job().id) == "succeeded"
     assert [line for line in log_lines() if line["event"] in ("job.lock_lost", "watcher.database.away")] == []
+
+
+# --- one watcher for all runs ----------------------------------------------------------------------------------------
+
+
+@ANY_DATABASE
+def test_a_run_that_somebody_is_just_ending_keeps_no_other_from_its_cancel(stage: Stage) -> None:
+    slow, quick = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
+    deliveries = {job_id: stage.start(job_id) for job_id in (slow, quick)}
+    poll(lambda: len(stage.engine.active()) == 2, what="both run")
+    (ending,) = [run for run in stage.engine.active() if run.claim.job_id == slow]
+    with ending.ending:
+        for job_id in (slow, quick):
+            stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+        assert deliveries[quick].wait(5) == "cancelled"
+        assert not deliveries[slow].is_over
+    assert deliveries[slow].wait() == "cancelled"
+
+
+@ANY_DATABASE
+@pytest.mark.parametrize("what", ["beat", "cancel"])
+def test_a_watcher_tries_once_at_a_look_and_again_at_the_next(
+    stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five tries at a row that is held would cost the other runs of the process their leases."""
+    stage.engine.close()
+    script = Held()
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    delivery = stage.start(job_id)
+    assert script.begun.wait(10)
+    if what == "cancel":
+        stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    else:
+        stage.watcher.look()
+        monkeypatch.setattr(stage.watcher, "_heartbeat_s", 0.0)
+    tries: list[int] = []
+
+    def locked(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("UPDATE ai_jobs"):
+            tries.append(1)
+            raise OperationalError(statement, {}, Exception("database is locked"))
+
+    stage.kit.advance(20)
+    event.listen(stage.kit.database.engine, "before_cursor_execute", locked)
+    try:
+        with pytest.raises(OperationalError):
+            stage.watcher.look()
+    finally:
+        event.remove(stage.kit.database.engine, "before_cursor_execute", locked)
+
+    assert tries == [1]
+    stage.watcher.look()
+    if what == "cancel":
+        assert delivery.wait() == "cancelled"
+    else:
+        job = stage.kit.job(job_id)
+        assert job.lock_until is not None
+        assert job.lock_until - stage.kit.services.clock.at == timedelta(seconds=60)  # type: ignore[attr-defined]
+    script.go.set()
+    delivery.wait()

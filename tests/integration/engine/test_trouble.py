@@ -134,7 +134,7 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
         stage.kit.lifecycle.request_cancel(ids[0], "user:u1")
         return {"output": {}, "artifacts": 1}
 
-    def fails(run: Any) -> Any:
+    def fails(run: Any, **_: Any) -> Any:
         raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
 
     monkeypatch.setattr(stage.engine._settle, "cancel", fails)
@@ -181,10 +181,10 @@ def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     bad, good = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
     cancel = stage.engine._settle.cancel
 
-    def fails(run: Any) -> Any:
+    def fails(run: Any, **how: Any) -> Any:
         if run.claim.job_id == bad:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
-        return cancel(run)
+        return cancel(run, **how)
 
     monkeypatch.setattr(stage.engine._settle, "cancel", fails)
     deliveries = [stage.start(bad), stage.start(good)]
