@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import ColumnElement, func, literal, select
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock, Database
 from aijobs.errors import ApiError
+from aijobs.web.audit import LOGIN
 from aijobs.web.models import AuditLog, Operator
 
 WINDOW = timedelta(minutes=5)
@@ -20,8 +21,6 @@ PER_ADDRESS = 30
 
 FAILED = "login_failed"
 SUCCEEDED = "login"
-_TARGET = "login"
-_ADDRESS = "login_address"
 
 
 class LoginAttempts:
@@ -37,26 +36,22 @@ class LoginAttempts:
     def check(self) -> None:
         """`RATE_LIMITED` where there were too many wrong passwords within the last minutes."""
         with self._database.read() as session:
-            here = self._count(session, _TARGET, self._name, PER_USER_AND_ADDRESS, self._address)
-            anywhere = self._count(session, _TARGET, self._name, PER_USER)
-            address = self._count(session, _ADDRESS, self._address, PER_ADDRESS)
+            here = self._count_of_name(session, PER_USER_AND_ADDRESS, AuditLog.remote_addr == self._address)
+            anywhere = self._count_of_name(session, PER_USER)
+            # No index on the address is needed: what is this young is little, and found by its time.
+            address = self._count(session, PER_ADDRESS, AuditLog.remote_addr == self._address)
         if here >= PER_USER_AND_ADDRESS or anywhere >= PER_USER or address >= PER_ADDRESS:
             raise ApiError("RATE_LIMITED", retry_after=WINDOW)
 
     def record_failure(self) -> None:
         """One more wrong password."""
-
-        def work(session: Session) -> None:
-            for target_type, target in ((_TARGET, self._name), (_ADDRESS, self._address)):
-                session.add(self._row(FAILED, target_type, target))
-
-        self._database.write(work)
+        self._database.write(lambda session: session.add(self._row(FAILED)))
 
     def record_success(self, operator_id: str) -> None:
         """The operator came in; the wrong passwords before it count no more."""
 
         def work(session: Session) -> None:
-            row = self._row(SUCCEEDED, _TARGET, self._name)
+            row = self._row(SUCCEEDED)
             row.operator_id = operator_id
             session.add(row)
             operator = session.get(Operator, operator_id)
@@ -65,32 +60,29 @@ class LoginAttempts:
 
         self._database.write(work)
 
-    def _row(self, action: str, target_type: str, target: str) -> AuditLog:
+    def _row(self, action: str) -> AuditLog:
         return AuditLog(
             actor=f"operator:{self._name}" if action == SUCCEEDED else "anonymous",
             action=action,
-            target_type=target_type,
-            target_id=target,
+            target_type=LOGIN,
+            target_id=self._name,
             remote_addr=self._address,
             at=self._clock.now(),
         )
 
-    def _count(self, session: Session, target_type: str, target: str, enough: int, address: str | None = None) -> int:
-        """Wrong passwords since the last right one, at most `enough`."""
-        of_target = (
-            AuditLog.target_type == target_type,
-            AuditLog.target_id == target,
-            AuditLog.at > self._clock.now(-WINDOW),
-        )
-        where_from = () if address is None else (AuditLog.remote_addr == address,)
-        last_right = (
-            select(func.max(AuditLog.at)).where(*of_target, *where_from, AuditLog.action == SUCCEEDED).scalar_subquery()
-        )
-        since = func.coalesce(last_right, self._clock.now(-WINDOW))
+    def _count_of_name(self, session: Session, enough: int, *where_from: ColumnElement[bool]) -> int:
+        """Wrong passwords for this name since its last right one, at most `enough`."""
+        mine = (AuditLog.target_type == LOGIN, AuditLog.target_id == self._name, *where_from)
+        young = AuditLog.at > self._clock.now(-WINDOW)
+        last_right = select(func.max(AuditLog.at)).where(*mine, young, AuditLog.action == SUCCEEDED).scalar_subquery()
+        return self._count(session, enough, *mine, AuditLog.at > func.coalesce(last_right, self._clock.now(-WINDOW)))
+
+    def _count(self, session: Session, enough: int, *which: ColumnElement[bool]) -> int:
+        """Wrong passwords within the last minutes, at most `enough`."""
         some = (
             select(literal(1).label("one"))
             .select_from(AuditLog)
-            .where(*of_target, *where_from, AuditLog.action == FAILED, AuditLog.at > since)
+            .where(AuditLog.action == FAILED, AuditLog.at > self._clock.now(-WINDOW), *which)
             .limit(enough)
             .subquery()
         )

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from aijobs.db import Database
+from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.web.api import admin, user
 from aijobs.web.auth import sign_in
 from aijobs.web.models import AuditLog, Operator, OperatorToken
+from aijobs.web.throttle import PER_ADDRESS, LoginAttempts
+from aijobs.wiring import Services
 from tests.support.rows import BEGIN, add, build_event, build_job, ended
 from tests.web.api.conftest import PASSWORD, Person, as_user
 
@@ -238,6 +241,8 @@ def test_get_changes_nothing_on_any_route(
 ) -> None:
     client = app.test_client()
     headers_of = [{}, as_user(), operator("SUPER_ADMIN").headers]
+    for headers in headers_of:  # A token's first use within the hour is noted.
+        client.get("/admin-api/ai/jobs", headers=headers)
     before = dump(database)
     rules = [rule for rule in app.url_map.iter_rules() if rule.endpoint != "static"]
     assert len(rules) > 15
@@ -281,6 +286,24 @@ def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
     # Nobody can lock an operator out from elsewhere, and another operator isn't meant.
     assert attempt(username, PASSWORD, "10.0.0.2").json == {"in": True}
     assert attempt(operator("VIEWER").username, PASSWORD).json == {"in": True}
+    with database.read() as session:
+        counted = session.execute(select(AuditLog.action, func.count()).group_by(AuditLog.action)).all()
+    assert {tuple(row) for row in counted} == {("login_failed", 9), ("login", 3)}, "one row for each attempt"
+
+
+def test_one_address_that_tries_many_names_is_slowed_down_and_another_is_not(
+    services: Services, database: Database
+) -> None:
+    def attempts(number: int, address: str) -> LoginAttempts:
+        return LoginAttempts(database, services.clock, None, f"name-{number}", address)
+
+    for number in range(PER_ADDRESS):
+        attempts(number, "10.0.0.1").check()
+        attempts(number, "10.0.0.1").record_failure()
+    with pytest.raises(ApiError) as refused:
+        attempts(PER_ADDRESS, "10.0.0.1").check()
+    assert refused.value.code == "RATE_LIMITED"
+    attempts(PER_ADDRESS, "10.0.0.2").check()
 
 
 def test_a_username_that_is_nobodys_is_never_written_down(app: Flask, client: FlaskClient, database: Database) -> None:
