@@ -10,13 +10,11 @@ from typing import Any
 
 from flask import request
 
-from aijobs.canonical import MAX_INTEGER, find_faults, identifier_fault
+from aijobs.canonical import MAX_DEPTH, MAX_INTEGER, find_faults, identifier_fault
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.web.audit import LONGEST_REASON
 
-DEEPEST = 32
-"""How deep a body may nest."""
 MOST_FAULTS = 20
 LONGEST_PATH = 200
 
@@ -95,7 +93,7 @@ def _is_too_deep(text: str) -> bool:
         first = found.group()[0]
         if first in "[{":
             depth += 1
-            if depth > DEEPEST:
+            if depth > MAX_DEPTH:
                 return True
         elif first in "]}":
             depth -= 1

@@ -9,6 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from sqlalchemy import func, select
 
+from aijobs.canonical import MAX_DEPTH
 from aijobs.db import Database
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaUsage
 from aijobs.outbox.models import OutboxEvent
@@ -51,7 +52,7 @@ UNREADABLE = {
     "two documents": b"{} {}",
     "deep arrays": b"[" * 100_000,
     "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    "deep within reason": b'{"a":' + b"[" * 32 + b"]" * 32 + b"}",
+    "deep within reason": b'{"a":' + b"[" * 30 + b"]" * 30 + b"}",
     "quotes without end": b'{"a": "' + b'\\"' * 200_000,
     "quotes upon quotes": b'"' * 300_001,
 }
@@ -72,6 +73,19 @@ def test_a_body_that_cannot_be_read_is_refused(client: FlaskClient, body: bytes)
     assert answer.status_code == 400
     assert answer.json["error"]["code"] == "BAD_REQUEST"
     assert set(answer.json["error"]["details"]) == {"reason"}
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_each_depth_beyond_the_limit_is_refused_alike(client: FlaskClient) -> None:
+    """One limit: not one for the parser and another for the store, with a gap between that is answered otherwise."""
+    answers = {}
+    for levels in range(MAX_DEPTH - 1, MAX_DEPTH + 5):
+        deep = b'{"source":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+        answers[levels] = client.post(PATH, data=deep, content_type="application/json", headers=as_user())
+    assert [answers[levels].status_code for levels in answers] == [422, 422, 400, 400, 400, 400]
+    beyond = [answers[levels].json for levels in answers if levels > MAX_DEPTH]
+    assert beyond == [beyond[0]] * len(beyond)
+    assert beyond[0]["error"]["details"] == {"reason": "too_deep"}
 
 
 NAMED = {
