@@ -184,3 +184,23 @@ def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
     assert stage.kit.types(job_id)[-2:] == ["locked", "succeeded"]
     assert len(stage.kit.rows("flashcards", job_id=job_id)) == 2
     assert len(stage.kit.events(job_id, "ai.job.completed")) == 1
+
+
+def test_what_a_row_holds_is_in_no_text_for_operators(stage: Stage) -> None:
+    """A database says which value stood in its way; content is shown by a reveal, which leaves an audit row."""
+
+    def project(session: Any, job: Any) -> None:
+        for number in range(2):
+            card = card_row(job.id, 0, "canary-front")
+            card.id, card.user_id = "canary-id", f"canary-user-{number}"
+            session.add(card)
+            session.flush()
+
+    job = stage.run_to_end(saved_job(stage, Writing(project)))
+    assert job.error_code == "INTERNAL_PROJECTION"
+    text = stage.kit.row(job.id)["internal_error_message"]
+    assert "canary" not in text
+    assert "sqlalchemy.exc.IntegrityError (" in text
+    assert "in project" in text, "the frames are there"
+    told = {"sqlite": "SQLITE_CONSTRAINT", "postgresql": "sqlstate 23505", "mysql": "errno 1062"}
+    assert told[stage.kit.database.engine.dialect.name] in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from aijobs.engine.failure import MAX_BYTES, as_job_error, internal_text
@@ -107,3 +108,48 @@ def test_a_database_error_is_told_from_other_faults() -> None:
     assert as_job_error(RuntimeError("x")).code == "INTERNAL_ERROR"
     coded = JobError("PROVIDER_TIMEOUT")
     assert as_job_error(coded) is coded
+
+
+CONTENT = "what-a-learner-wrote"
+
+
+class Note(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: int
+
+
+def test_a_schemas_error_is_told_by_field_and_fault_without_the_value() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Note.model_validate({"title": CONTENT})
+    text = internal_text(refused.value)
+    assert "title: Input should be a valid integer" in text
+    assert CONTENT not in text
+
+
+def test_a_chain_of_errors_is_told_from_its_first_cause_each_once() -> None:
+    try:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError:
+                raise LookupError("second") from None
+        except LookupError as second:
+            second.__context__ = second  # A ring, as careless code makes.
+            raise ExceptionGroup("third", [ValueError("of a group")]) from second
+    except ExceptionGroup as error:
+        text = internal_text(error)
+    places = [text.find(word) for word in ("LookupError: second", "ValueError: of a group", "ExceptionGroup: third")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "KeyError: 'first'" not in text, "what `from None` hid stays hidden"
+
+
+def test_a_chain_without_end_is_told_by_its_end() -> None:
+    error: BaseException | None = None
+    for number in range(5000):
+        following = ValueError(number)
+        following.__context__ = error
+        error = following
+    assert error is not None
+    assert internal_text(error).endswith("ValueError: 4999\n")
