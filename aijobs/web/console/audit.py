@@ -15,10 +15,9 @@ from sqlalchemy.orm import Session
 from aijobs.canonical import identifier_fault
 from aijobs.errors import InputInvalid
 from aijobs.monitor.keyset import Cursors, Keyset, Page
+from aijobs.web import rights
 from aijobs.web.audit import TARGET_TYPES
-from aijobs.web.auth import require_right
-from aijobs.web.console import blueprint
-from aijobs.web.console.pages import render
+from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import services
 from aijobs.web.models import AuditLog
 
@@ -45,8 +44,7 @@ class AuditRow:
 _COLUMNS = tuple(getattr(AuditLog, name) for name in AuditRow.__dataclass_fields__)
 
 
-@blueprint.get("/audit")
-@require_right("audit")
+@whole_page("/audit", rights.AUDIT)
 def audit() -> ResponseReturnValue:
     """What operators did, newest first, a page at a time; of one target where it is named."""
     try:

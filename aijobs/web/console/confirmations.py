@@ -16,12 +16,13 @@ from wtforms.validators import Length, Optional
 from aijobs.errors import ApiError, describe
 from aijobs.jobs.status import CANCELLED
 from aijobs.monitor.views import JobRow
+from aijobs.web import rights
 from aijobs.web.audit import LONGEST_REASON
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
 from aijobs.web.console.jobs import known_job
-from aijobs.web.console.pages import render
+from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 from aijobs.web.operating import Cancelled, Operating
 
@@ -72,15 +73,14 @@ class Confirmation:
 # --- retry and cancel --------------------------------------------------------------------------------------
 
 
-@blueprint.get("/jobs/<job_id>/retry")
-@require_right("view")
+@whole_page("/jobs/<job_id>/retry", rights.VIEW)
 def retry(job_id: str) -> ResponseReturnValue:
     """Ask before retrying a job."""
     return _ask(RETRY, known_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/retry")
-@require_right("retry")
+@require_right(rights.RETRY)
 def retry_job(job_id: str) -> ResponseReturnValue:
     """Retry a job as a new one, and show that one; a second click is led to the same child."""
     job, form = known_job(job_id), ConfirmationForm()
@@ -97,15 +97,14 @@ def retry_job(job_id: str) -> ResponseReturnValue:
     return redirect(url_for("console.job", job_id=result.job.id), 303)
 
 
-@blueprint.get("/jobs/<job_id>/cancel")
-@require_right("view")
+@whole_page("/jobs/<job_id>/cancel", rights.VIEW)
 def cancel(job_id: str) -> ResponseReturnValue:
     """Ask before cancelling a job."""
     return _ask(CANCEL, known_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/cancel")
-@require_right("cancel")
+@require_right(rights.CANCEL)
 def cancel_job(job_id: str) -> ResponseReturnValue:
     """Request the cancel of a job and show it."""
     job, form = known_job(job_id), ConfirmationForm()

@@ -18,12 +18,13 @@ from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.keyset import Page
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import JobDetail, JobRow, QueueStatus, WorkerRow
+from aijobs.web import rights
 from aijobs.web.auth import get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer
 from aijobs.web.console.attempts import build_attempts
 from aijobs.web.console.explanations import WAITS, explain_failure
-from aijobs.web.console.pages import link, render
+from aijobs.web.console.pages import link, render, whole_page
 from aijobs.web.console.strip import build_strip
 from aijobs.web.console.waits import due_at, find_wait
 from aijobs.web.context import services
@@ -36,8 +37,7 @@ MOST_NEW = 20
 # --- the list ----------------------------------------------------------------------------------------------
 
 
-@blueprint.get("/jobs")
-@require_right("view")
+@whole_page("/jobs", rights.VIEW)
 def jobs() -> ResponseReturnValue:
     """The list under a filter, a page at a time."""
     try:
@@ -49,7 +49,7 @@ def jobs() -> ResponseReturnValue:
 
 
 @blueprint.get("/jobs/chips")
-@require_right("view")
+@require_right(rights.VIEW)
 def chips() -> ResponseReturnValue:
     """The states with their counts: asked for after the first paint."""
     wanted = JobFilter.parse(request.args)
@@ -59,7 +59,7 @@ def chips() -> ResponseReturnValue:
 
 
 @blueprint.get("/jobs/changes")
-@require_right("view")
+@require_right(rights.VIEW)
 def changes() -> ResponseReturnValue:
     """What changed in a list that is being looked at: its open rows, the counts, and how many are newer."""
     monitor = services().monitor
@@ -79,7 +79,7 @@ def changes() -> ResponseReturnValue:
 
 
 @blueprint.get("/search")
-@require_right("view")
+@require_right(rights.VIEW)
 def search() -> ResponseReturnValue:
     """One box for everything: a whole job id opens the job, an error code filters by it, else a prefix search."""
     text = request.args.get("q", "").strip()
@@ -160,15 +160,14 @@ def _read_since(text: str) -> datetime:
 # --- one job -----------------------------------------------------------------------------------------------
 
 
-@blueprint.get("/jobs/<job_id>")
-@require_right("view")
+@whole_page("/jobs/<job_id>", rights.VIEW)
 def job(job_id: str) -> ResponseReturnValue:
     """Everything about one job."""
     return render_template("console/jobs/show.html", **_job_context(job_id))
 
 
 @blueprint.get("/jobs/<job_id>/changes")
-@require_right("view")
+@require_right(rights.VIEW)
 def job_changes(job_id: str) -> ResponseReturnValue:
     """What changed of a job that is being looked at: all sections, or only where it is when nothing happened."""
     context = _job_context(job_id)
@@ -179,7 +178,7 @@ def job_changes(job_id: str) -> ResponseReturnValue:
 def _job_context(job_id: str) -> dict[str, Any]:
     operator = get_operator()
     monitor, grace = services().monitor, services().settings.seconds("lease_grace")
-    detail = monitor.get_detail(job_id, internal=operator.may("internal_errors"))
+    detail = monitor.get_detail(job_id, internal=operator.may(rights.INTERNAL_ERRORS))
     wait = find_wait(detail, _queue_of(detail), grace)
     last_error = detail.job.error_code or next((e.error_code for e in reversed(detail.history) if e.error_code), None)
     seen = f"{len(detail.history)}.{len(detail.usage)}.{detail.job.phase}.{len(detail.chain)}"

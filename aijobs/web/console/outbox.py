@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import flash, make_response, redirect, request, url_for
+from flask import flash, make_response, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_babel import gettext
 
@@ -17,7 +17,7 @@ from aijobs.web import rights
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
-from aijobs.web.console.pages import render
+from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 from aijobs.web.operating import Operating
 
@@ -26,8 +26,7 @@ EVENT_TYPES = (ENQUEUE, *END_EVENTS.values())
 _REQUEUE = "requeue"
 
 
-@blueprint.get("/outbox")
-@require_right("view")
+@whole_page("/outbox", rights.VIEW)
 def outbox() -> ResponseReturnValue:
     """How the outbox is, and its events, a page at a time."""
     status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
@@ -41,21 +40,21 @@ def outbox() -> ResponseReturnValue:
 
 
 @blueprint.get("/outbox/changes")
-@require_right("view")
+@require_right(rights.VIEW)
 def outbox_changes() -> ResponseReturnValue:
     """The numbers, for who is looking at the page."""
-    return _page(Page[OutboxRow]((), None), _one_of("status", OUTBOX_STATUSES), None, False)
+    health = services().monitor.outbox_status()
+    return render_template("console/outbox/_changes.html", health=health, statuses=OUTBOX_STATUSES)
 
 
-@blueprint.get("/outbox/<event_id>/requeue")
-@require_right("view")
+@whole_page("/outbox/<event_id>/requeue", rights.VIEW)
 def requeue(event_id: str) -> ResponseReturnValue:
     """Ask before a dead end event is made pending again."""
     return _ask(_known(event_id), ConfirmationForm())
 
 
 @blueprint.post("/outbox/<event_id>/requeue")
-@require_right("outbox_fix")
+@require_right(rights.OUTBOX_FIX)
 def requeue_event(event_id: str) -> ResponseReturnValue:
     """Make a dead end event pending again."""
     event_id, form = _known(event_id), ConfirmationForm()
@@ -75,7 +74,7 @@ def requeue_event(event_id: str) -> ResponseReturnValue:
 def _page(page: Page[OutboxRow], status: str | None, event_type: str | None, fault: bool) -> str:
     return render(
         "console/outbox/index.html",
-        "console/outbox/_changes.html" if request.endpoint == "console.outbox_changes" else "console/outbox/_list.html",
+        "console/outbox/_list.html",
         health=services().monitor.outbox_status(),
         page=page,
         status=status,

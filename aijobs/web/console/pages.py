@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from flask import current_app, render_template, request, session, url_for
@@ -17,29 +17,30 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 
 from aijobs.web import rights
-from aijobs.web.auth import current_operator
+from aijobs.web.auth import current_operator, require_right
+from aijobs.web.console import blueprint
 from aijobs.web.context import language, services
 
+V = TypeVar("V", bound=Callable[..., Any])
+
 START = "console.jobs"
-PAGES = frozenset(
-    {
-        "console.start",
-        "console.jobs",
-        "console.job",
-        "console.retry",
-        "console.cancel",
-        "console.outbox",
-        "console.requeue",
-        "console.queues",
-        "console.workers",
-        "console.audit",
-    }
-)
-"""The endpoints that show a whole page, which a sign-in or a change of language may lead back to."""
+PAGES = {"console.start"}
+"""The endpoints that show a whole page, which a sign-in or a change of language may lead back to (see `whole_page`)."""
 
 THEMES = ("auto", "light", "dark")
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
 _LONGEST_ADDRESS = 2000
+
+
+def whole_page(rule: str, right: str) -> Callable[[V], V]:
+    """A view that shows a whole page, for operators with `right`."""
+
+    def register(view: V) -> V:
+        PAGES.add(f"{blueprint.name}.{view.__name__}")
+        blueprint.get(rule)(require_right(right)(view))
+        return view
+
+    return register
 
 
 def htmx() -> Any:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from flask.typing import ResponseReturnValue
 
-from aijobs.web.auth import require_right
-from aijobs.web.console import blueprint
-from aijobs.web.console.pages import render
+from aijobs.web import rights
+from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import services
 
 
-@blueprint.get("/workers")
-@require_right("view")
+@whole_page("/workers", rights.VIEW)
 def workers() -> ResponseReturnValue:
     """All workers that are known."""
     return render(

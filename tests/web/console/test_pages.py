@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aijobs.settings import resource
+from aijobs.web.console.pages import PAGES
 from tests.web.console.stage import Stage, parse
 
 ROLES = ("VIEWER", "OPERATOR", "SUPER_ADMIN")
@@ -58,6 +59,20 @@ def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -
                 assert element.get(name, "/").startswith(("/", "#")), (address, element)
 
 
+def test_a_sign_in_may_lead_back_to_each_whole_page_and_to_nothing_else(stage: Stage) -> None:
+    """What leads back to a fragment shows a page without its frame."""
+    stage.failed()
+    event_id = next(iter(stage.services.monitor.list_outbox().items)).id
+    console, whole = stage.client("SUPER_ADMIN"), set()
+    for rule in stage.app.url_map.iter_rules():
+        if rule.endpoint.startswith("console.") and "GET" in (rule.methods or ()) and rule.endpoint != "console.login":
+            ids = {name: event_id if name == "event_id" else stage.failed() for name in rule.arguments}
+            answer = console.get(rule.build(ids)[1])  # type: ignore[index]
+            if answer.text.lower().startswith("<!doctype html") and answer.status_code == 200:
+                whole.add(rule.endpoint)
+    assert whole | {"console.start"} == PAGES
+
+
 def test_pages_are_not_kept_and_differ_by_who_asks(stage: Stage) -> None:
     console = stage.client()
     answer = console.get("/console/jobs")
@@ -77,6 +92,14 @@ def test_fragment_is_the_part_that_the_page_includes(stage: Stage) -> None:
     rows = [row["id"] for row in parse(fragment).find_all("tr", attrs={"data-row": True})]
     assert rows
     assert rows == [row["id"] for row in parse(page).find_all("tr", attrs={"data-row": True})]
+
+
+def test_what_changes_in_the_outbox_are_the_tiles_that_the_page_shows(stage: Stage) -> None:
+    stage.queued()
+    console = stage.client()
+    tiles = [parse(console.get(f"/console/outbox{end}")).find(id="outbox-health") for end in ("", "/changes")]
+    assert tiles[0].get_text() == tiles[1].get_text()
+    assert len(tiles[0].find_all("dt")) == 6
 
 
 @pytest.mark.parametrize("header", ["HX-Boosted", "HX-History-Restore-Request"])
