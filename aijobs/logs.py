@@ -6,6 +6,8 @@ import logging
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import structlog
@@ -89,6 +91,40 @@ def _of_job(job: LoggedJob) -> dict[str, Any]:
         "lifecycleStatus": job.lifecycle_status,
         "errorCode": job.error_code,
     }
+
+
+def where(error: BaseException) -> list[str]:
+    """The innermost six calls that led to an error. Not its text, which may hold what a statement was given."""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+class Sparing:
+    """Says a thing once a minute, however often it comes up."""
+
+    def __init__(self, every_s: float = 60.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._monotonic = every_s, monotonic
+        self._guard = threading.Lock()
+        self._said: dict[Hashable, float] = {}
+        self._held_back: dict[Hashable, int] = {}
+
+    def may_say(self, thing: Hashable) -> int | None:
+        """How often `thing` came up unsaid since it was said last, where it is to be said now; None else."""
+        now = self._monotonic()
+        with self._guard:
+            said = self._said.get(thing)
+            if said is not None and now - said < self._every_s:
+                self._held_back[thing] = self._held_back.get(thing, 0) + 1
+                return None
+            self._forget_old(now)
+            self._said[thing] = now
+            return self._held_back.pop(thing, 0)
+
+    def _forget_old(self, now: float) -> None:
+        """What nothing holds back, and may be said by now anyway: so that odd names don't pile up."""
+        for thing, at in list(self._said.items()):
+            if now - at >= self._every_s and thing not in self._held_back:
+                del self._said[thing]
 
 
 class Outage:

@@ -14,7 +14,7 @@ from typing import Protocol
 from aijobs.db import TRIES
 from aijobs.engine.complete import complete
 from aijobs.engine.execute import Execute
-from aijobs.engine.failure import as_job_error
+from aijobs.engine.failure import DatabaseTrouble, as_job_error
 from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
@@ -65,7 +65,7 @@ class ExecutionEngine:
         self._guard = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._draining = False
-        self._outage = Outage(logger, "engine.database")
+        self._trouble = DatabaseTrouble(logger, Outage(logger, "engine.database"), "engine.failed")
         self._watcher = watcher(self)
 
     def start(self) -> None:
@@ -89,11 +89,11 @@ class ExecutionEngine:
         try:
             run = self._prepare.take(message)
         except Exception as error:
-            self._outage.failed(error)
+            self._trouble.failed(error)
             # While the database is away the queue is left as it is. What one job alone can't be read for is dropped
             # instead, as it would hold up all others; the re-drive sends it again.
             return NOT_TAKEN if self._prepare.database_answers() else PUT_BACK
-        self._outage.worked()
+        self._trouble.worked()
         if run is None:
             return NOT_TAKEN
         with self._guard:

@@ -6,11 +6,13 @@ import re
 import traceback
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from aijobs.errors import JobError, is_code
+from aijobs.logs import Outage, Sparing, where
 
 MAX_BYTES = 16_000
 _QUOTING = frozenset({"sqlalchemy", "sqlite3", "psycopg", "pymysql"})
@@ -31,6 +33,29 @@ _SECRETS = (
         r"\1\2[SECRET]",
     ),
 )
+
+
+class DatabaseTrouble:
+    """What goes wrong around attempts: an outage where the database says so, a fault of our own else.
+
+    Whoever reads that the database is away looks there, and not for the bug that it was.
+    """
+
+    def __init__(self, logger: Any, outage: Outage, fault: str) -> None:
+        """`fault` is the event of a line about a fault of our own."""
+        self._logger, self._outage, self._fault = logger, outage, fault
+        self._sparing = Sparing()
+
+    def failed(self, error: Exception) -> None:
+        """Say so, once a minute."""
+        if isinstance(error, SQLAlchemyError):
+            self._outage.failed(error)
+        elif (held_back := self._sparing.may_say(type(error).__name__)) is not None:
+            self._logger.error(self._fault, error=type(error).__name__, alsoFailed=held_back, where=where(error))
+
+    def worked(self) -> None:
+        """The database answers; says so once after an outage."""
+        self._outage.worked()
 
 
 def as_job_error(error: BaseException) -> JobError:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import select
 
 from aijobs.db import Database
+from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
 from aijobs.errors import LifecycleError
@@ -64,7 +65,7 @@ class Watcher:
         self._heartbeat_s, self._watch_s, self._stuck_s = heartbeat_s, watch_s, stuck_s
         self._beaten: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
-        self._outage = Outage(logger, "watcher.database")
+        self._trouble = DatabaseTrouble(logger, Outage(logger, "watcher.database"), "watcher.failed")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
 
@@ -86,9 +87,9 @@ class Watcher:
                     continue
                 look_at = time.monotonic() + self._watch_s
                 self.look()
-                self._outage.worked()
+                self._trouble.worked()
             except Exception as error:
-                self._outage.failed(error)
+                self._trouble.failed(error)
 
     def _hinted(self) -> bool:
         """Whether the broker hints at a cancel of an active run: a reason to look into the database now."""

@@ -14,7 +14,7 @@ from aijobs.engine.token import CancellationToken
 from aijobs.errors import JobLockConflict
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
-from aijobs.logs import Outage, get_logger, job_fields
+from aijobs.logs import Sparing, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
@@ -41,7 +41,7 @@ class Prepare:
     ) -> None:
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
-        self._unknown = Outage(logger, "job_type.unknown")
+        self._sparing = Sparing()
 
     def take(self, message: JobMessage) -> Run | None:
         """Lock the job for a new attempt; None where its type is unknown here, or it can't be locked now."""
@@ -75,7 +75,9 @@ class Prepare:
 
     def _leave_unknown(self, message: JobMessage) -> None:
         """Take no lock: the re-drive sends the message again, to a worker that may know the type."""
-        self._unknown.failed(LookupError(message.job_type))
+        fields = job_fields(jobId=message.job_id, jobType=message.job_type)
+        if (held_back := self._sparing.may_say(message.job_type)) is not None:
+            logger.warning("job.type_unknown", alsoDropped=held_back, **fields)
         with self._database.read() as session:
             job = session.execute(
                 select(AiJob).where(AiJob.id == message.job_id, DUE_AT <= self._clock.now(-UNKNOWN_TYPE_PATIENCE))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from huey.consumer import Scheduler
 
-from aijobs.logs import get_logger
+from aijobs.logs import Sparing, get_logger, where
 
 SLACK_S = 0.25
 """How early a beat counts as on time; a scheduler that woke a little early mustn't lose a whole beat."""
@@ -46,29 +45,14 @@ class FailureLog:
     """One line a minute for each pass and kind of error."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._guard = threading.Lock()
-        self._said: dict[tuple[str, str], float] = {}
-        self._held_back: dict[tuple[str, str], int] = {}
+        self._sparing = Sparing(LOG_EVERY_S, monotonic)
 
     def failed(self, name: str, error: BaseException) -> None:
         """A pass raised this."""
         kind = (name, type(error).__name__)
-        now = self._monotonic()
-        with self._guard:
-            if now - self._said.get(kind, -LOG_EVERY_S) < LOG_EVERY_S:
-                self._held_back[kind] = self._held_back.get(kind, 0) + 1
-                return
-            self._said[kind] = now
-            held_back = self._held_back.pop(kind, 0)
-        logger.error("pass.failed", **{"pass": name}, error=kind[1], alsoFailed=held_back, where=where(error))
-
-
-def where(error: BaseException) -> list[str]:
-    """The innermost six calls that led to an error. Not its text, which may hold what a statement was
-    given."""
-    frames = traceback.extract_tb(error.__traceback__)[-6:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        held_back = self._sparing.may_say(kind)
+        if held_back is not None:
+            logger.error("pass.failed", **{"pass": name}, error=kind[1], alsoFailed=held_back, where=where(error))
 
 
 class QuietScheduler(Scheduler):

@@ -13,8 +13,8 @@ import redis
 from huey.consumer import Consumer, Worker, WorkerRecycle
 
 from aijobs.errors import SettingsError
-from aijobs.logs import configure, get_logger
-from aijobs.queues.beat import BeatScheduler, QuietScheduler, where
+from aijobs.logs import configure, get_logger, where
+from aijobs.queues.beat import BeatScheduler, QuietScheduler
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
 from aijobs.queues.message import PUT_BACK

@@ -15,8 +15,8 @@ from huey.serializer import Serializer
 from huey.storage import PriorityRedisStorage
 
 from aijobs.errors import AijobsError
-from aijobs.logs import Outage, get_logger
-from aijobs.queues.beat import Every, where
+from aijobs.logs import Outage, get_logger, where
+from aijobs.queues.beat import Every
 from aijobs.queues.broker import huey_name
 from aijobs.queues.codec import TASK, BadMessage, arguments, decode, read_arguments
 from aijobs.queues.connection import READ_TIMEOUT_S, connect

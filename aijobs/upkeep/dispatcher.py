@@ -18,7 +18,7 @@ from aijobs.db import Database
 from aijobs.errors import BrokerUnavailable, JobLockConflict
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob
-from aijobs.logs import Outage, get_logger, job_fields
+from aijobs.logs import Outage, get_logger, job_fields, where
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
@@ -261,7 +261,11 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
         except Exception as error:
             # Whatever it is: the job is committed, its creator has its answer, and the dispatcher sends it.
             silent_until = time.monotonic() + silence_s
-            outage.failed(error)
+            if isinstance(error, BrokerUnavailable):
+                outage.failed(error)
+            else:
+                fields = job_fields(jobId=message.message.job_id, queueName=message.queue_name)
+                logger.error("handover.failed", error=type(error).__name__, where=where(error), **fields)
             return
         for failure in failures.values():
             logger.warning("handover.failed", error=type(failure).__name__, **job_fields(jobId=message.message.job_id))

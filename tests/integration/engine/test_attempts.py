@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aijobs.errors import JobError
+from aijobs.logs import JOB_KEYS
 from tests.integration.engine.stage import CARDS, Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
@@ -224,7 +225,9 @@ def test_a_worker_that_does_not_know_the_type_takes_no_lock(stage: Stage, log_li
         assert stage.run(job_id) == "not_taken"
     assert stage.kit.everything() == before
     warnings = [line for line in log_lines() if line["level"] == "warning"]
-    assert [line["event"] for line in warnings] == ["job_type.unknown.away"], "one warning a minute"
+    assert [line["event"] for line in warnings] == ["job.type_unknown"], "one warning a minute"
+    assert (warnings[0]["jobType"], warnings[0]["jobId"]) == (BACKGROUND_TYPE, job_id)
+    assert set(JOB_KEYS) <= set(warnings[0])
 
 
 @pytest.mark.parametrize(("seconds", "redrives"), [(3599, 9), (7200, 2)])

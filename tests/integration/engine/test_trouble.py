@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from aijobs.engine.engine import NOT_TAKEN
 from aijobs.engine.failure import MAX_BYTES
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
@@ -317,3 +318,26 @@ def test_a_value_too_long_for_its_column_repeats_once_and_leaks_no_parameters(
     lines = [json.dumps(line) for line in log_lines()]
     assert not [line for line in lines if CANARY in line]
     assert CANARY not in stage.kit.row(job.id)["internal_error_message"]
+
+
+@ANY_DATABASE
+def test_a_fault_of_our_own_is_not_called_an_outage_of_the_database(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Whoever is on call would look at the database, and find it well."""
+
+    def fault(*_: Any) -> Any:
+        raise TypeError(CANARY)
+
+    message = stage.message(stage.kit.new_job().id)
+    monkeypatch.setattr(stage.engine._prepare, "take", fault)
+    monkeypatch.setattr(stage.watcher, "look", fault)
+    for _ in range(3):
+        assert stage.engine.execute(message) == NOT_TAKEN
+    poll(lambda: len([line for line in log_lines() if line["level"] == "error"]) == 2, what="both said so")
+    errors = {line["event"]: line for line in log_lines() if line["level"] == "error"}
+    assert set(errors) == {"engine.failed", "watcher.failed"}
+    for line in errors.values():
+        assert line["error"] == "TypeError"
+        assert " fault" in line["where"][-1]
+    assert not [line for line in log_lines() if "away" in line["event"] or CANARY in str(line)]

@@ -24,6 +24,7 @@ from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+from tests.support.lines import captured_lines
 from tests.support.rows import build_job
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -505,6 +506,18 @@ def test_trouble_in_sending_reaches_no_creator_and_silences_it_for_five_seconds(
         now[0] = 100 + second
         send(message)
         assert broker.asked == asked
+
+
+@ANY_DATABASE
+def test_a_fault_of_our_own_in_handing_over_is_not_called_an_outage_of_the_broker(kit: Kit) -> None:
+    send = hand_over(Broken(TypeError("mine")))  # type: ignore[arg-type]
+    message = _message(kit)
+    with captured_lines() as lines:
+        send(message)
+        (said,) = lines()
+    assert (said["event"], said["level"], said["error"]) == ("handover.failed", "error", "TypeError")
+    assert said["jobId"] == message.message.job_id
+    assert " send" in said["where"][-1]
 
 
 def _message(kit: Kit) -> OutgoingMessage:
