@@ -95,6 +95,7 @@ class AiJobsHuey(PriorityRedisHuey):
         self._abandon: Callable[[], None] | None = None
         self._periods: dict[str, float] = {}
         self._storage: QueueStorage | None = None
+        self._making_storage = threading.Lock()
         super().__init__(huey_name(queue_name), results=False, serializer=MessageSerializer(self))
 
     @cached_property
@@ -108,10 +109,11 @@ class AiJobsHuey(PriorityRedisHuey):
     @property
     def storage(self) -> Any:
         """The sorted set in Redis, `huey.redis.aijobs_…`. `SettingsError` where no broker is configured."""
-        if self._storage is None:
-            pool = connect(self.settings.broker_url()).connection_pool
-            self._storage = QueueStorage(self.name, read_timeout=READ_TIMEOUT_S, connection_pool=pool)
-        return self._storage
+        with self._making_storage:  # Two workers that start at once must share one: it knows what each popped last.
+            if self._storage is None:
+                pool = connect(self.settings.broker_url()).connection_pool
+                self._storage = QueueStorage(self.name, read_timeout=READ_TIMEOUT_S, connection_pool=pool)
+            return self._storage
 
     @storage.setter
     def storage(self, storage: Any) -> None:
