@@ -1,4 +1,4 @@
-"""JSON in one spelling (RFC 8785), its hash, and what a JSON value may not hold."""
+"""JSON in one spelling (RFC 8785), its hash, our names in it, and what a JSON value may not hold."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def canonical_bytes(value: Any) -> bytes:
 def canonical_hash(value: Any) -> str:
     """SHA-256 over the canonical JSON of the whole `value`, as 64 hex digits."""
     return hashlib.sha256(canonical_bytes(value)).hexdigest()
+
+
+def json_name(name: str) -> str:
+    """A name of ours as JSON spells it: `job_type` is `jobType`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def find_faults(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

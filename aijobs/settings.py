@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from aijobs.errors import SettingsError
+from aijobs.machine import create_private
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent
@@ -248,15 +249,7 @@ def _make_secrets(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {name: secrets.token_hex(32) for name in _SECRETS}
     made["message_keys"] = f"d1:{made['message_keys']}"
-    draft = path.with_name(f".keys-{os.getpid()}-{secrets.token_hex(4)}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(made, file)
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return  # Another process was first, and its keys stand.
-    finally:
-        draft.unlink()
+    create_private(path, json.dumps(made))  # Where another process was first, its keys stand.
 
 
 _LOCAL_HOSTS = frozenset({"", "localhost", "127.0.0.1", "::1"})

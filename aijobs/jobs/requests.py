@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aijobs.canonical import canonical_bytes, find_faults, identifier_fault
+from aijobs.canonical import canonical_bytes, find_faults, identifier_fault, json_name
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import InputInvalid
 from aijobs.settings import KeyRing
@@ -49,14 +49,9 @@ def check_request(request: CreateJobInput) -> None:
     if len(request.target_type) > 64:
         faults.append(("targetType", "has 1–64 characters"))
     faults += find_faults(request.input)
-    faults += [(_camel(name), fault) for name, fault in find_faults(vars(request.overrides))]
+    faults += [(json_name(name), fault) for name, fault in find_faults(vars(request.overrides))]
     if faults:
         raise InputInvalid(faults)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def validated_input(definition: JobDefinition, received: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, load_only
 
 from aijobs.db import Clock
@@ -15,6 +15,7 @@ from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.jobs import status
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.monitor.chains import Chain, find_chains
+from aijobs.monitor.counts import capped_count
 from aijobs.monitor.details import (
     describe_snapshot,
     find_artifacts,
@@ -27,7 +28,6 @@ from aijobs.monitor.details import (
 from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.keyset import Cursors, Keyset, Page
 from aijobs.monitor.views import (
-    CAP,
     Count,
     JobDetail,
     JobRow,
@@ -106,7 +106,8 @@ class JobReads:
         """Those of these jobs that are there, in any order: three statements."""
         if not job_ids:
             return ()
-        return tuple(self._rows(session, session.execute(select(AiJob).where(AiJob.id.in_(job_ids))).scalars().all()))
+        query = select(AiJob).options(_only(*_COPIED)).where(AiJob.id.in_(job_ids))
+        return tuple(self._rows(session, session.execute(query).scalars().all()))
 
     def find_view_page(
         self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
@@ -171,8 +172,7 @@ class JobReads:
         columns = []
         for word in words:
             one = replace(wanted, lifecycle_status=word)
-            some = select(literal(1).label("one")).select_from(AiJob).where(*one.conditions()).limit(CAP).subquery()
-            columns.append(select(func.count()).select_from(some).scalar_subquery())
+            columns.append(capped_count(AiJob, *one.conditions()))
         return dict(zip(words, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))
 
     # --- rows --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 
 from aijobs.db import Clock, Database
@@ -70,7 +71,7 @@ class Monitor:
         self, user_id: str, wanted: JobFilter, cursor: str | None = None, limit: int = DEFAULT_LIMIT
     ) -> Page[JobView]:
         """The user's jobs, newest first. `InputInvalid` for a cursor that isn't this user's."""
-        own = JobFilter(**{**wanted.__dict__, "user_id": user_id})
+        own = replace(wanted, user_id=user_id)
         with self._database.read() as session:
             return self._jobs.find_view_page(session, own, cursor, limit, scope=f"own:{user_id}")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock, read_clock
+from aijobs.monitor.counts import capped_count
 from aijobs.monitor.keyset import Cursors, Keyset, Page
-from aijobs.monitor.views import CAP, Count, OutboxRow, OutboxStatus
+from aijobs.monitor.views import Count, OutboxRow, OutboxStatus
 from aijobs.outbox.models import DEAD, OUTBOX_STATUSES, PENDING, PUBLISHED, OutboxEvent
 
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
@@ -78,14 +79,5 @@ def _newest(session: Session, *conditions: Any) -> tuple[OutboxRow, ...]:
 
 
 def _count_by_status(session: Session) -> dict[str, Count]:
-    columns = []
-    for word in OUTBOX_STATUSES:
-        some = (
-            select(literal(1).label("one"))
-            .select_from(OutboxEvent)
-            .where(OutboxEvent.status == word)
-            .limit(CAP)
-            .subquery()
-        )
-        columns.append(select(func.count()).select_from(some).scalar_subquery())
+    columns = [capped_count(OutboxEvent, OutboxEvent.status == word) for word in OUTBOX_STATUSES]
     return dict(zip(OUTBOX_STATUSES, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock
@@ -15,7 +15,8 @@ from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import QUEUED, RUNNING
-from aijobs.monitor.views import CAP, Count, QueuePaused, QueueStatus
+from aijobs.monitor.counts import capped_count
+from aijobs.monitor.views import Count, QueuePaused, QueueStatus
 from aijobs.monitor.workers import PresenceSource
 
 
@@ -95,14 +96,7 @@ def _measures(queue_name: str) -> list[Any]:
 
 
 def _count(queue_name: str, *conditions: Any) -> Any:
-    some = (
-        select(literal(1).label("one"))
-        .select_from(AiJob)
-        .where(AiJob.queue_name == queue_name, *conditions)
-        .limit(CAP)
-        .subquery()
-    )
-    return select(func.count()).select_from(some).scalar_subquery()
+    return capped_count(AiJob, AiJob.queue_name == queue_name, *conditions)
 
 
 def _age(now: datetime, since: datetime | None) -> float | None:

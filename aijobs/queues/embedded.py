@@ -10,10 +10,8 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +22,7 @@ from typing import IO
 import redis
 
 from aijobs.errors import AijobsError, SettingsError
+from aijobs.machine import tied_command, write_private
 from aijobs.queues.connection import connect
 
 BROKER_FILE = "broker.json"
@@ -32,18 +31,6 @@ MAX_SOCKET_PATH = 100
 """The kernel allows 107 bytes; macOS 103."""
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
-
-_LAUNCH = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != parent:
-    sys.exit("the parent is gone")
-os.execv(command[0], command)
-"""
-"""Asks the kernel to end the server with its parent, then becomes the server. A program of its own, as
-nothing may be done between fork and exec in a process with threads."""
 
 
 class EmbeddedBroker:
@@ -161,7 +148,7 @@ class EmbeddedBroker:
         try:
             with self._log.open("wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self._command()],
+                    tied_command(self._command()),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -209,12 +196,7 @@ class EmbeddedBroker:
             client.close()
 
     def _write_address(self) -> None:
-        """All of it or nothing, readable by the owner alone."""
-        path = self._instance / BROKER_FILE
-        draft = self._instance / f".broker-{secrets.token_hex(4)}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"url": self.url, "pid": self.pid}, file)
-        draft.replace(path)
+        write_private(self._instance / BROKER_FILE, json.dumps({"url": self.url, "pid": self.pid}))
 
 
 def server_binary() -> str:

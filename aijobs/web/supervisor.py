@@ -9,23 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAUNCH = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != parent:
-    sys.exit("the parent is gone")
-os.execv(command[0], command)
-"""
-"""Asks the kernel for SIGTERM at the parent's death, then becomes the child. A program of its own, as nothing may be
-done between fork and exec in a process with threads (the embedded broker's keeper is one)."""
+from aijobs.machine import tied_command
 
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
@@ -73,7 +62,7 @@ class Child:
         self._started_at = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self.spec.command],
+                tied_command(self.spec.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, func, literal, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock, Database
 from aijobs.errors import ApiError
+from aijobs.monitor.counts import capped_count
 from aijobs.web.audit import LOGIN
 from aijobs.web.models import AuditLog, Operator
 
@@ -79,11 +80,6 @@ class LoginAttempts:
 
     def _count(self, session: Session, enough: int, *which: ColumnElement[bool]) -> int:
         """Wrong passwords within the last minutes, at most `enough`."""
-        some = (
-            select(literal(1).label("one"))
-            .select_from(AuditLog)
-            .where(AuditLog.action == FAILED, AuditLog.at > self._clock.now(-WINDOW), *which)
-            .limit(enough)
-            .subquery()
-        )
-        return int(session.execute(select(func.count()).select_from(some)).scalar_one())
+        young = AuditLog.at > self._clock.now(-WINDOW)
+        count = capped_count(AuditLog, AuditLog.action == FAILED, young, *which, cap=enough)
+        return int(session.execute(select(count)).scalar_one())

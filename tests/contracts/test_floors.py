@@ -19,7 +19,7 @@ PICTURE = """
 2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  outbox.*  ai.*
 1    db  schema  events  definitions.*  jobs.status  outbox.keys  queues.message
 1    jobs.models  outbox.models  ai.models  learning.models  web.models
-0    errors  clock  ids  settings  logs  canonical
+0    errors  clock  ids  settings  logs  canonical  machine
 """
 """What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
 is not named itself."""

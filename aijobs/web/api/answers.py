@@ -9,6 +9,7 @@ from typing import Any
 
 from flask import Response, jsonify
 
+from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.jobs.status import SUCCEEDED
@@ -213,11 +214,7 @@ def _renamed(value: Any, **names: str) -> dict[str, Any]:
 
 def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields under camelCase names; ones without a value are left out."""
-    found = {}
-    for name, value in fields.items():
-        head, *rest = name.split("_")
-        found[head + "".join(word.capitalize() for word in rest)] = value
-    return _present(**found)
+    return _present(**{json_name(name): value for name, value in fields.items()})
 
 
 def _present(**fields: Any) -> dict[str, Any]:

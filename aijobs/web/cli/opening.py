@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aijobs import logs
+from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.db import Database
 from aijobs.errors import SettingsError
@@ -75,17 +76,12 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def to_json(value: Any) -> Any:
     """A dataclass as JSON: names in camelCase, instants as text."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {_camel(f.name): to_json(getattr(value, f.name)) for f in fields(value)}
+        return {json_name(f.name): to_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     return value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def write_json(value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shlex
 from pathlib import Path
@@ -14,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from aijobs import logs
 from aijobs.db import Database, DatabaseClock
+from aijobs.machine import write_private
 from aijobs.settings import Settings
 from aijobs.web.audit import AuditTrail
 from aijobs.web.auth import hash_password, verify_password
@@ -96,7 +96,7 @@ def ensure_first_operator(database: Database, settings: Settings) -> str:
         if session.scalar(select(Operator.id).limit(1)) is None:
             made.append(secrets.token_urlsafe(12))
             create_operator(session, trail, FIRST_OPERATOR, hash_password(made[0]), SUPER_ADMIN)
-            _keep_password(path, made[0])
+            write_private(path, json.dumps({"username": FIRST_OPERATOR, "password": made[0]}))
         return session.scalar(
             select(Operator.password_hash).where(Operator.username == FIRST_OPERATOR, Operator.active)
         )
@@ -108,14 +108,6 @@ def ensure_first_operator(database: Database, settings: Settings) -> str:
     if password_hash:
         return f"{FIRST_OPERATOR}, with the password that you gave"
     return "as one of the operators (aijobs create-operator makes more)"
-
-
-def _keep_password(path: Path, password: str) -> None:
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"username": FIRST_OPERATOR, "password": password}, file)
-    draft.replace(path)
 
 
 def _kept_password(path: Path) -> str | None:

@@ -160,7 +160,6 @@ def test_a_chain_is_judged_by_its_newest_job(database: Database, monitor: Monito
 def test_counts_stop_where_they_stop_being_worth_it(
     database: Database, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aijobs.monitor.jobs.CAP", 3)
     monkeypatch.setattr(views, "CAP", 3)
     add(database, *(build_job() for _ in range(5)), build_job(**held()), build_job(user_id="u2"))
     counts = monitor.count_jobs(JobFilter(user_id="u1", lifecycle_status="failed"))
