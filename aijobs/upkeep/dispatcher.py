@@ -82,9 +82,6 @@ class OutboxDispatcher:
             self._outage.failed(error)
             self._backoff.lengthen()
             return handled
-        if handled:
-            self._outage.worked()
-            self._backoff.reset()
         return handled
 
     def release_expired_claims(self) -> int:
@@ -136,6 +133,8 @@ class OutboxDispatcher:
             raise
         sent = [event for event in events if event.id not in failures]
         if sent:
+            self._outage.worked()
+            self._backoff.reset()
             self._publish(sent, holder, sent=True)
         for event_id, error in failures.items():
             event = by_id[event_id]

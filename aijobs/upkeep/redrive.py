@@ -54,8 +54,6 @@ class Redrive:
                 sent += self._send_missing(jobs, waited)
         except BrokerUnavailable as error:
             self._outage.failed(error)
-            return sent
-        self._outage.worked()
         return sent
 
     def _waiting(self, queue_name: str | None, due_for: timedelta) -> Iterator[Sequence[AiJob]]:
@@ -87,14 +85,18 @@ class Redrive:
         by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
         with self._database.read() as session:
             events = self._published(session, list(by_key), waited)
+        if not events:
+            return 0
         messages = {event.id: outgoing(event, by_key[event.dedupe_key]) for event in events}
         missing = self._broker.find_missing(list(messages.values()))
         lost = [event for event in events if event.id in missing]
         if not lost:
+            self._outage.worked()
             return 0
         # Counted before it is sent: where this process dies between the two, the next pass finds it missing again.
         counted = self._database.write(lambda s: [event for event in lost if self._outbox.count_redrive(s, event)])
         failures = self._broker.send([messages[event.id] for event in counted])
+        self._outage.worked()  # Not before: a broker that is full answers questions, and takes nothing.
         for event in counted:
             if event.id in failures:
                 self._sign_anew(event, failures[event.id])

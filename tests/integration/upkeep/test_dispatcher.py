@@ -445,6 +445,24 @@ def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
     assert [the_event(kit, job_id).status for job_id in ids] == ["processing"] + ["pending"] * 4
 
 
+@ANY_DATABASE
+def test_a_broker_is_called_back_only_by_a_cycle_that_sent_something(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backoff, "is_over", True)
+    (waiting,) = waiting_jobs(kit, 1)
+    one = dispatcher(kit)
+    with captured_lines() as lines:
+        kit.broker.away = True
+        assert one.cycle() == 0
+        with kit.database.transaction() as session:
+            stored = session.get_one(OutboxEvent, the_event(kit, waiting).id)
+            stored.event_type = "ai.job.odd"
+        assert one.cycle() == 1, "set aside without asking the broker"
+        assert [line["event"] for line in lines() if "broker" in line["event"]] == ["dispatcher.broker.away"]
+        waiting_jobs(kit, 1)
+        assert one.cycle() == 1
+        assert [line["event"] for line in lines() if "dispatcher.b" in line["event"]][1:] == ["dispatcher.broker.back"]
+
+
 # --- the creator's own hand ------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
+from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
@@ -15,6 +16,7 @@ from aijobs.outbox.repository import outgoing
 from aijobs.upkeep.dispatcher import OutboxDispatcher
 from aijobs.upkeep.redrive import Redrive
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+from tests.support.lines import captured_lines
 from tests.support.rows import build_job
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -241,3 +243,40 @@ def test_a_message_whose_key_was_taken_out_of_the_ring_goes_out_under_the_keys_o
     message = kit.broker.take("ai-interactive")
     assert message is not None
     assert message.job_id == job_id
+
+
+@ANY_DATABASE
+def test_a_broker_is_called_back_only_by_a_look_that_asked_it(kit: Kit) -> None:
+    job_id = dispatched(kit)
+    kit.advance(10)
+    looking = redrive(kit)
+    with captured_lines() as lines:
+        kit.broker.away = True
+        looking.run()
+        claim = kit.lock(job_id)
+        looking.run()
+        assert [line["event"] for line in lines() if "redrive" in line["event"]] == ["redrive.broker.away"]
+        kit.lifecycle.release(claim)
+        kit.broker.away = False
+        dispatched(kit)
+        kit.advance(10)
+        looking.run()
+        assert [line["event"] for line in lines() if "redrive.b" in line["event"]][1:] == ["redrive.broker.back"]
+
+
+@ANY_DATABASE
+def test_a_broker_that_answers_and_takes_nothing_is_not_called_back(kit: Kit) -> None:
+    class Full:
+        def find_missing(self, messages: Any) -> set[str]:
+            return {message.event_id for message in messages}
+
+        def send(self, messages: Any) -> dict[str, Exception]:
+            raise BrokerUnavailable("OOM command not allowed")
+
+    dispatched(kit)
+    looking = redrive(kit, Full())
+    with captured_lines() as lines:
+        for _ in range(3):
+            kit.advance(10)
+            looking.run()
+        assert [line["event"] for line in lines() if "broker" in line["event"]] == ["redrive.broker.away"]
