@@ -18,13 +18,14 @@ from aijobs.ai.items import schema_faults
 from aijobs.ai.output import read_answer
 from aijobs.ai.provider import GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.usage import CallResult, UsageLog
-from aijobs.canonical import find_faults
+from aijobs.canonical import canonical_hash, find_faults
 from aijobs.clock import Stopwatch, utc_now
 from aijobs.db import Database
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import OpenCall, Run
 from aijobs.ids import new_id
+from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import get_logger
@@ -131,11 +132,7 @@ class Execute:
                 self._usage.close(session, call.usage_id, call.result)
             return job
 
-        def saved(session: Session) -> AiJob | None:
-            job = session.get(AiJob, run.claim.job_id)
-            return job if job is not None and job.output_hash is not None else None
-
-        self._database.write(save, settle=saved)
+        self._database.write(save, settle=saved(run.claim, canonical_hash(output)))
         run.call = None
         logger.info("job.output_saved", **run.fields())
 

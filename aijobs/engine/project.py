@@ -14,6 +14,7 @@ from aijobs.definitions.projector import Artifact, ResultProjector
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
 from aijobs.errors import JobError, LifecycleError
+from aijobs.jobs.changes import ended
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob, AiJobArtifact
 from aijobs.jobs.status import SUCCEEDED
@@ -41,13 +42,8 @@ class Project:
                 run.claim, session, artifact_count=len(artifacts), duration_ms=run.stopwatch.ms
             )
 
-        def succeeded(session: Session) -> AiJob | None:
-            job = session.get(AiJob, run.claim.job_id)
-            ours = job is not None and job.attempt_no == run.claim.attempt_no
-            return job if job is not None and ours and job.lifecycle_status == SUCCEEDED else None
-
         try:
-            return self._database.write(commit, succeeded)
+            return self._database.write(commit, ended(run.claim, SUCCEEDED))
         except (JobError, LifecycleError):
             raise
         except DBAPIError as error:

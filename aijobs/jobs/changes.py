@@ -106,12 +106,12 @@ class JobChanges:
         return JobLockConflict(job_id, "a worker holds it")
 
 
-def ended(claim: Claim) -> Callable[[Session], AiJob | None]:
-    """After a COMMIT whose answer was lost: the job, where this attempt ended it."""
+def ended(claim: Claim, *states: str) -> Callable[[Session], AiJob | None]:
+    """After a COMMIT whose answer was lost: the job, where this attempt ended it, in one of `states` (any)."""
 
     def read(session: Session) -> AiJob | None:
         job = session.get(AiJob, claim.job_id)
-        return job if job and job.lifecycle_status in FINAL and job.attempt_no == claim.attempt_no else None
+        return job if job and job.lifecycle_status in (states or FINAL) and job.attempt_no == claim.attempt_no else None
 
     return read
 

@@ -178,7 +178,7 @@ class LifecycleRepository:
         note = Note(SUCCEEDED, duration_ms=duration_ms)
         values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
         return self._in(
-            session, lambda s: self._changes.held_change(s, claim, note, _NOT_ASKED, **values), ended(claim)
+            session, lambda s: self._changes.held_change(s, claim, note, _NOT_ASKED, **values), ended(claim, SUCCEEDED)
         )
 
     def mark_failed(

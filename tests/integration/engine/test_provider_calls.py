@@ -13,7 +13,9 @@ from aijobs.canonical import canonical_hash
 from aijobs.db import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
+from aijobs.jobs.lifecycle import claim_of
 from tests.integration.engine.stage import CARDS, Stage
+from tests.support.lines import captured_lines
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
 """For what has nothing to do with the kind of database."""
@@ -243,3 +245,33 @@ def test_a_call_whose_opening_commit_was_answered_by_nobody_has_one_row(
 
 def _disconnected() -> Any:
     return OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
+
+
+@ANY_DATABASE
+def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The COMMIT was lost and took no effect; by the time it is looked for, another worker has the job."""
+    stage.engine.close()
+    database, taken = stage.kit.database, list[str]()
+    once = database._once
+
+    def lossy(work: Any) -> Any:
+        if taken or stage.kit.types(job_id)[-1] != "provider_called":
+            return once(work)
+        taken.append(job_id)
+        held = stage.kit.job(job_id)
+        assert held.lock_until is not None
+        stage.kit.lifecycle.expire(claim_of(held), held.lock_until, at_once=True)
+        stage.kit.lifecycle.save_output(stage.kit.lock(job_id, "worker-2"), {"other": 1})
+        raise CommitUnknown(_disconnected())
+
+    job_id = stage.new_cards(stage.asking(CARDS))
+    monkeypatch.setattr(database, "_once", lossy)
+    with captured_lines() as lines:
+        assert stage.run(job_id) == "lost"
+        assert taken == [job_id]
+        assert "job.output_saved" not in [line["event"] for line in lines()]
+    (call,) = stage.usage(job_id)
+    assert call["prompt_tokens"] == 100, "what it cost is known all the same"
+    assert stage.kit.job(job_id).output_hash == canonical_hash({"other": 1})
