@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.models import UserModelCredential
+from aijobs.canonical import find_faults
 from aijobs.db import Clock, Database, read_clock, savepoint
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
@@ -260,7 +261,7 @@ class AiJobService:
         """Run a failed or cancelled job again, as a new job; the old row is not changed.
 
         Asked again while the child is the newest and not final: the same child. JOB_NOT_RETRYABLE with a `reason`
-        (not_final, succeeded, superseded, snapshot_expired, credential_gone, unknown_job_type) else.
+        (not_final, succeeded, superseded, snapshot_expired, input_outdated, credential_gone, unknown_job_type) else.
         """
         parent = self._find(job_id, None)
         message: list[OutgoingMessage] = []
@@ -346,11 +347,12 @@ class AiJobService:
         snapshot = read_snapshot(session, job.id)
         if snapshot is not None:
             content: Mapping[str, Any] = snapshot.content
-            return content
+            same = snapshot.schema_version == definition.input.schema_version
+            return content if same else _input_of_today(definition, content)
         rebuilt = definition.rebuild(job.target_type, job.target_id) if definition.rebuild else None
         if rebuilt is None:
             raise _not_retryable("snapshot_expired")
-        return validated_input(definition, rebuilt)
+        return _input_of_today(definition, rebuilt)
 
 
 def _of_today(definition: JobDefinition) -> dict[str, Any]:
@@ -363,6 +365,19 @@ def _of_today(definition: JobDefinition) -> dict[str, Any]:
         "output_schema_version": definition.output.schema_version,
         "prompt_version": definition.prompt.version if definition.prompt else None,
     }
+
+
+def _input_of_today(definition: JobDefinition, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Old content as today's schema has it, whose version it is labelled with.
+
+    JOB_NOT_RETRYABLE where today's schema refuses it: nobody who retries has fields to mend.
+    """
+    try:
+        if faults := list(find_faults(content)):
+            raise InputInvalid(faults)
+        return validated_input(definition, content)
+    except InputInvalid as refused:
+        raise _not_retryable("input_outdated", inputSchemaVersion=definition.input.schema_version) from refused
 
 
 def _not_retryable(reason: str, **details: Any) -> ApiError:

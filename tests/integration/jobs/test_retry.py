@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
-from aijobs.definitions.definition import Queue
+from aijobs.canonical import canonical_hash
+from aijobs.definitions.definition import Input, JobDefinition, Queue
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.job_types.synthetic import DEFINITION
@@ -242,6 +244,55 @@ def test_a_snapshot_that_expired_is_rebuilt_where_the_type_can(sqlite_kit: Kit) 
     child = _retry(kit, parent)
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
     assert snapshot["content"]["calls"][0]["output"] == {"again": "note/n5"}
+
+
+class NewInput(BaseModel):
+    """Today's schema: `calls` became `steps`, and may be left out; what it doesn't know it leaves away."""
+
+    steps: list[str] = Field(default_factory=list)
+    calls: list[dict[str, Any]] = Field(max_length=1)
+
+
+def test_an_old_input_goes_through_todays_schema_whose_version_it_is_labelled_with(kit: Kit) -> None:
+    parent, _ = kit.job_in("failed")
+    _registered(kit)["synthetic"] = replace(DEFINITION, input=Input("2", NewInput))
+    child = _retry(kit, parent)
+    (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
+    assert (child.input_schema_version, snapshot["schema_version"]) == ("2", "2")
+    assert snapshot["content"]["steps"] == [], "it is as today's schema has it"
+    assert snapshot["content_hash"] == canonical_hash(snapshot["content"])
+
+
+def test_an_old_input_that_todays_schema_refuses_is_not_retried(kit: Kit) -> None:
+    parent = kit.new_job({}, {}).id
+    kit.lifecycle.mark_failed(kit.lock(parent), JobErrorInfo.of("INTERNAL_ERROR"))
+    _registered(kit)["synthetic"] = replace(DEFINITION, input=Input("2", NewInput))
+    before = kit.everything()
+    assert _refusal(kit, parent) == (
+        "JOB_NOT_RETRYABLE",
+        {"reason": "input_outdated", "inputSchemaVersion": "2"},
+    )
+    assert kit.everything() == before
+
+
+@pytest.mark.parametrize("rebuilt", [{"calls": "none"}, {"calls": [{"output": {"a": "\x00"}}]}])
+def test_an_input_that_is_rebuilt_wrong_is_no_fault_of_the_learners_fields(
+    sqlite_kit: Kit, rebuilt: dict[str, Any]
+) -> None:
+    kit = sqlite_kit
+    parent, _ = kit.job_in("failed")
+    kit.advance(timedelta(days=31).total_seconds())
+    kit.database.write(lambda s: delete_expired(s, kit.clock, 100))
+    _registered(kit)["synthetic"] = replace(DEFINITION, rebuild=lambda *_: rebuilt)
+    assert _refusal(kit, parent) == (
+        "JOB_NOT_RETRYABLE",
+        {"reason": "input_outdated", "inputSchemaVersion": "1"},
+    )
+
+
+def _registered(kit: Kit) -> dict[str, JobDefinition]:
+    """The kit's own definitions, to change."""
+    return kit.services.registry._definitions
 
 
 # --- what was paid for --------------------------------------------------------------------------------------------
