@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from werkzeug.serving import make_server
 
@@ -258,3 +259,40 @@ def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str,
             texts.append(page.locator("td.newest time").all_inner_texts()[1:])
         assert texts[0] == texts[1]
         assert len(texts[0]) == 4
+
+
+def _grave_faults(page: Page) -> list[str]:
+    """What axe finds on the page that keeps somebody out: each with its rule and where it is."""
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    return [
+        f"{page.url} {fault['id']} ({fault['impact']}): {node['target']} {node.get('failureSummary', '')}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 380)])
+def test_axe_finds_nothing_serious_on_any_page(
+    stage: Stage, address: str, new_page: Callable[..., Page], theme: str, width: int
+) -> None:
+    jobs = stage.each_phase()
+    parent, child = stage.recovered()
+    stage.pause("ai-background", "maintenance of the provider")
+    page = new_page(color_scheme=theme, viewport={"width": width, "height": 900})
+    page.goto(f"{address}/console/login")
+    found = _grave_faults(page)
+    _sign_in(page, address, username="super_admin")
+    expect(page.locator("#chips")).to_contain_text("Failed 2")
+    paths = ["/console/jobs", "/console/jobs?q=zzz", "/console/jobs?createdFrom=never", "/console/outbox"]
+    paths += ["/console/queues", "/console/workers", "/console/audit", "/console/jobs/nope"]
+    paths += [f"/console/jobs/{job_id}" for job_id in (*jobs.values(), parent, child)]
+    paths += [f"/console/jobs/{jobs['failed']}/retry", f"/console/jobs/{jobs['running']}/cancel"]
+    for path in paths:
+        page.goto(address + path)
+        found += _grave_faults(page)
+    page.goto(f"{address}/console/jobs/{jobs['failed']}")
+    page.get_by_role("link", name="Retry", exact=True).click()
+    expect(page.get_by_role("dialog", name="Retry this job?")).to_be_visible()
+    found += _grave_faults(page)
+    assert not found, "\n".join(found)
