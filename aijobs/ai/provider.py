@@ -22,6 +22,9 @@ class CancellationToken(Protocol):
     def remaining(self) -> float:
         """Seconds until the attempt's deadline, never below 0."""
 
+    def progress(self, percent: int) -> None:
+        """Say that the answer is there to `percent` (0–100): as often as you like, shown twice a second at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -129,6 +129,10 @@ class ScriptContext(Protocol):
         """Wait, or raise `JobError` as soon as the attempt is cancelled or out of time."""
         ...
 
+    def progress(self, percent: int) -> None:
+        """Say that the work is done to `percent` (0–100): as often as you like, shown twice a second at most."""
+        ...
+
 
 @dataclass(frozen=True)
 class JobDefinition:

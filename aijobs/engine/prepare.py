@@ -9,12 +9,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db import Clock, Database
 from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
 from aijobs.errors import JobLockConflict
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
-from aijobs.logs import Sparing, get_logger, job_fields
+from aijobs.logs import Outage, Sparing, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
@@ -42,6 +44,7 @@ class Prepare:
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
         self._sparing = Sparing()
+        self._trouble = DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
 
     def take(self, message: JobMessage) -> Run | None:
         """Lock the job for a new attempt; None where its type is unknown here, or it can't be locked now."""
@@ -55,7 +58,9 @@ class Prepare:
             fields = job_fields(jobId=message.job_id, jobType=message.job_type)
             logger.info("job.not_taken", reason="held, final, not due, paused, or not there", **fields)
             return None
-        return Run(job, claim_of(job), definition, CancellationToken(definition.execution.timeout_ms / 1000))
+        claim = claim_of(job)
+        progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
+        return Run(job, claim, definition, CancellationToken(definition.execution.timeout_ms / 1000, progress.show))
 
     def database_answers(self) -> bool:
         """Whether the database can be asked anything now."""

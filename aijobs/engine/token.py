@@ -19,8 +19,9 @@ RELEASED = "RELEASED"
 class CancellationToken:
     """One attempt's deadline and its reason to stop. Safe to use from any thread."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds` from now the attempt is out of time."""
+    def __init__(self, seconds: float, show: Callable[[int], None] = lambda percent: None) -> None:
+        """`seconds` from now the attempt is out of time. `show` is told how far the work is; it doesn't raise."""
+        self._show = show
         self._deadline = time.monotonic() + seconds
         self._event = threading.Event()
         self._guard = threading.Lock()
@@ -66,6 +67,11 @@ class CancellationToken:
         """`JobError` with the reason as its code where the attempt must stop."""
         if (reason := self.reason) is not None:
             raise JobError(reason, "the attempt was stopped")
+
+    def progress(self, percent: int) -> None:
+        """Say that the work is done to `percent` (0–100): as often as you like, shown twice a second at most."""
+        if not self.cancelled:
+            self._show(percent)
 
     def sleep(self, seconds: float) -> None:
         """Wait, or raise `JobError` as soon as the attempt must stop."""

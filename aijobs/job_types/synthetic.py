@@ -62,10 +62,18 @@ def run(job_input: Mapping[str, Any], attempt_no: int, context: ScriptContext) -
     calls = job_input["calls"]
     call = calls[min(attempt_no, len(calls)) - 1]
     if call.get("sleep_ms"):
-        context.sleep(call["sleep_ms"] / 1000)
+        _sleep(context, call["sleep_ms"] / 1000)
     if call.get("raise"):
         raise JobError(call["raise"], "scripted by the job's input")
     return {"output": call.get("output", {}), "artifacts": call.get("artifacts", 0)}
+
+
+def _sleep(context: ScriptContext, seconds: float) -> None:
+    """Sleep as work goes on: in pieces, each of which is told."""
+    pieces = max(1, min(20, int(2 * seconds)))
+    for done in range(1, pieces + 1):
+        context.sleep(seconds / pieces)
+        context.progress(100 * done // pieces)
 
 
 class SyntheticProjector:

@@ -30,6 +30,8 @@ from aijobs.outbox.repository import OutboxRepository
 __all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "claim_of"]
 
 WORKER_LOST = "INTERNAL_WORKER_LOST"
+ASKED, SAVED = 10, 90
+"""The progress of an attempt whose request leaves for a provider, and of one whose answer is saved."""
 
 
 _WAITS: ColumnElement[bool] = or_(
@@ -39,6 +41,10 @@ DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
 """The due time of a job that waits."""
 _FREE = {"locked_by": None, "locked_at": None, "lock_until": None}
 _NOT_ASKED = AiJob.cancel_requested_at.is_(None)
+
+
+def _raised(percent: int) -> ColumnElement[int]:
+    return case((AiJob.progress < percent, percent), else_=AiJob.progress)
 
 
 class LifecycleRepository:
@@ -102,7 +108,7 @@ class LifecycleRepository:
             "lock_until": self._clock.now(self._lease.length),
             "attempt_no": AiJob.attempt_no + 1,
             "next_attempt_at": None,
-            "progress": 0,
+            "progress": case((AiJob.output_hash.is_not(None), SAVED), else_=0),
             "started_at": func.coalesce(AiJob.started_at, now),
         }
 
@@ -112,10 +118,9 @@ class LifecycleRepository:
         """Renew the lease; a beat that comes late, but before anybody took over, renews it too."""
         self._quietly(claim, tries, lock_until=self._clock.now(self._lease.length))
 
-    def report_progress(self, claim: Claim, percent: int) -> None:
+    def report_progress(self, claim: Claim, percent: int, *, tries: int = TRIES) -> None:
         """Raise the progress to `percent` (0–100); within an attempt it never falls."""
-        percent = max(0, min(100, percent))
-        self._quietly(claim, TRIES, progress=case((AiJob.progress < percent, percent), else_=AiJob.progress))
+        self._quietly(claim, tries, progress=_raised(max(0, min(100, percent))))
 
     def _quietly(self, claim: Claim, tries: int, **values: Any) -> None:
         """A holder's write that is no change of state, and leaves no history."""
@@ -130,7 +135,7 @@ class LifecycleRepository:
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
         note, output_hash = Note("output_saved"), canonical_hash(output)
-        values = {"validated_output": output, "output_hash": output_hash}
+        values = {"validated_output": output, "output_hash": output_hash, "progress": _raised(SAVED)}
         # Not again: a repeat after a COMMIT that was only late would tell the history of it a second time.
         new = or_(AiJob.output_hash.is_(None), AiJob.output_hash != output_hash)
         return self._in(
@@ -142,7 +147,8 @@ class LifecycleRepository:
 
         `CancelRequested` where a cancel was asked for: then no call is made.
         """
-        return self._changes.held_change(session, claim, Note("provider_called"), _NOT_ASKED)
+        note = Note("provider_called")
+        return self._changes.held_change(session, claim, note, _NOT_ASKED, progress=_raised(ASKED))
 
     def lock_row(self, session: Session, claim: Claim) -> AiJob:
         """The held job with its row locked until the end of the transaction, for a projection.

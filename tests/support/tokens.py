@@ -10,6 +10,8 @@ class HandToken:
 
     def __init__(self, looks: int | None = None) -> None:
         self._left = looks
+        self.shown: list[int] = []
+        """What `progress` was told."""
 
     @property
     def cancelled(self) -> bool:
@@ -20,6 +22,9 @@ class HandToken:
             raise JobError("CANCELLED", "cancelled by the test")
         if self._left is not None:
             self._left -= 1
+
+    def progress(self, percent: int) -> None:
+        self.shown.append(percent)
 
     def remaining(self) -> float:
         return 0.0 if self.cancelled else 60.0

@@ -275,3 +275,60 @@ def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
     (call,) = stage.usage(job_id)
     assert call["prompt_tokens"] == 100, "what it cost is known all the same"
     assert stage.kit.job(job_id).output_hash == canonical_hash({"other": 1})
+
+
+def test_how_far_an_attempt_is_can_be_seen_while_it_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aijobs.engine.progress.EVERY_S", 0.0)
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(stage.kit.job(job_id).progress)
+
+    def answer(request: Any, token: Any) -> str:
+        look()
+        for percent in (50, 20, 100):
+            token.progress(percent)
+            look()
+        return json.dumps(CARDS)
+
+    class Looking:
+        key = "looking"
+
+        def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
+            seen.append(job.progress)
+            return ProjectionResult([])
+
+    job_id = stage.new_cards(stage.asking(answer, projector=Looking()))
+    assert stage.run(job_id) == "succeeded"
+    look()
+    assert seen == [10, 45, 45, 80, 90, 100]
+    assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "succeeded"]
+
+
+def test_an_attempt_that_has_its_answer_already_begins_where_that_was_saved(stage: Stage) -> None:
+    job_id = stage.new_cards(stage.asking(CARDS, projector=Failing("fails_in_the_middle", 1)))
+    stage.run(job_id)
+    stage.kit.advance(10)
+    assert stage.kit.job(stage.kit.lock(job_id).job_id).progress == 90
+
+
+@ANY_DATABASE
+def test_a_script_says_how_far_it_is_and_a_lost_claim_keeps_its_word_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aijobs.engine.progress.EVERY_S", 0.0)
+    stage.engine.close()
+
+    def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
+        context.progress(50)
+        assert stage.kit.job(job_id).progress == 45
+        held = stage.kit.job(job_id)
+        assert held.lock_until is not None
+        stage.kit.lifecycle.expire(claim_of(held), held.lock_until, at_once=True)
+        stage.kit.lock(job_id, "worker-2")
+        context.progress(90)
+        return {"output": {}, "artifacts": 0}
+
+    job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
+    assert stage.run(job_id) == "lost"
+    assert stage.kit.job(job_id).progress == 0, "the newer attempt's own"

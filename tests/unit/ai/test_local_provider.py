@@ -403,3 +403,11 @@ def test_whatever_the_notes_are_the_cards_pass_the_checks_or_there_are_none(prov
         return
     output = Output.model_validate(read_answer(answer.text, answer.finish_reason)).model_dump(mode="json")
     assert check(notes, output, "job")["dropped"] == []
+
+
+def test_long_notes_tell_how_far_they_are_read(provider: LocalProvider) -> None:
+    token = HandToken()
+    ask(provider, content(" ".join(f"Term {n} is part {n} of the whole thing." for n in range(50)), "en"), token)
+    assert token.shown == sorted(token.shown)
+    assert token.shown[0] == 0
+    assert token.shown[-1] > 50

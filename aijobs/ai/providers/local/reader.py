@@ -42,7 +42,7 @@ class NotesReader:
         asked = _Asked()
         statements: list[Fact] = []
         quiet: list[Sentence] = []
-        for sentence in _unhurried(sentences, token):
+        for sentence in _unhurried(sentences, token, 0, 60):
             said = rules[self._language(sentence, notes["lang"])].statements(sentence)
             found = [fact for fact in said if asked.is_new(fact)]
             statements += found
@@ -51,7 +51,7 @@ class NotesReader:
         terms = _terms(statements, sentences)
         gaps = [
             fact
-            for sentence in _unhurried(quiet, token)
+            for sentence in _unhurried(quiet, token, 60, 100)
             for fact in rules[self._language(sentence, notes["lang"])].gaps(sentence, terms)
         ]
         return Reading(statements, gaps)
@@ -69,10 +69,11 @@ def _opens_with_a_title(sentences: Sequence[Sentence]) -> bool:
     return first.sid != second.sid or second.start - first.end > len("\r\n")
 
 
-def _unhurried(sentences: Sequence[Sentence], token: CancellationToken) -> Iterator[Sentence]:
-    """`sentences`, with a look at the token before each."""
-    for sentence in sentences:
+def _unhurried(sentences: Sequence[Sentence], token: CancellationToken, begin: int, end: int) -> Iterator[Sentence]:
+    """`sentences`, with a look at the token before each; together they are the work from `begin` to `end` percent."""
+    for number, sentence in enumerate(sentences):
         token.raise_if_cancelled()
+        token.progress(begin + (end - begin) * number // len(sentences))
         yield sentence
 
 
