@@ -36,6 +36,7 @@ RETRY = Action(
         "superseded": _l("It was retried already; the newest job of its chain counts."),
         "unknown_job_type": _l("No such job type is installed."),
         "snapshot_expired": _l("Its frozen input has expired, and cannot be rebuilt."),
+        "input_outdated": _l("Its frozen input does not fit today's schema of its type."),
         "credential_gone": _l("The user's key that it ran with is gone."),
     },
 )

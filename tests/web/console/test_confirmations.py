@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
 
+from aijobs.jobs import service
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.outbox.models import OutboxEvent
+from aijobs.web.console.actions import RETRY
 from aijobs.web.models import AuditLog
 from tests.web.console.stage import Stage, parse
 
@@ -142,6 +146,12 @@ def test_action_that_does_not_fit_the_state_is_refused_with_the_reason(stage: St
     soup = console.soup(address)
     assert soup.find(role="alert").get_text(strip=True)
     assert not soup.find("form", attrs={"action": address})
+
+
+def test_each_reason_that_the_service_refuses_a_retry_for_has_words() -> None:
+    told = set(re.findall(r'_not_retryable\(\s*"(\w+)"', Path(service.__file__).read_text(encoding="utf-8")))
+    assert len(told) > 4
+    assert told <= set(RETRY.reasons)
 
 
 def test_retry_of_an_older_job_leads_to_the_newest_of_the_chain(stage: Stage) -> None:
