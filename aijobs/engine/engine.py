@@ -136,7 +136,6 @@ class ExecutionEngine:
         run.token.raise_if_cancelled()
         job = self._project.project(run)
         complete(self._bus, run, job)
-        run.end(job.lifecycle_status)
 
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
@@ -166,7 +165,6 @@ class ExecutionEngine:
                 self._leave_to_reaper(run, error.code, second)
             else:
                 complete(self._bus, run, job, error.code)
-                run.end(job.lifecycle_status)
 
     def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
         """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""
@@ -209,7 +207,6 @@ class ExecutionEngine:
         except LifecycleError:
             return  # Another worker has the job; the next look of the watcher says so.
         complete(self._bus, run, job, reason)
-        run.end(job.lifecycle_status)
 
     def stuck(self, run: Run) -> None:
         """An attempt's code runs on long after its end: give everything else back and leave the process."""

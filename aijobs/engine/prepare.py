@@ -14,6 +14,7 @@ from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
 from aijobs.errors import JobLockConflict
+from aijobs.jobs.history import WORKER
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, Sparing, get_logger, job_fields
@@ -92,7 +93,9 @@ class Prepare:
             return
         error = JobErrorInfo.of("INTERNAL_UNKNOWN_JOB_TYPE", f"no worker knows the job type {message.job_type!r}")
         try:
-            given_up = self._lifecycle.give_up(job.id, job.attempt_no + 1, error, actor="worker")
+            given_up = self._lifecycle.give_up(
+                job.id, job.attempt_no + 1, error, actor=WORKER, instance_id=self._instance_id
+            )
         except JobLockConflict:
             return  # Another worker knew the type after all, or gave it up first.
         logger.error("job.given_up", **job_fields(given_up, outboxId=event.id))

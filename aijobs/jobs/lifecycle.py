@@ -296,21 +296,30 @@ class LifecycleRepository:
         return self._database.write(take, settle=freed(claim))
 
     def give_up(
-        self, job_id: str, attempt: int, error: JobErrorInfo, session: Session | None = None, *, actor: str = DISPATCHER
+        self,
+        job_id: str,
+        attempt: int,
+        error: JobErrorInfo,
+        session: Session | None = None,
+        *,
+        actor: str = DISPATCHER,
+        instance_id: str | None = None,
     ) -> AiJob:
         """Fail a job that waits for `attempt`, which nobody can run; `JobLockConflict` where it doesn't wait for it.
 
-        It is locked as that attempt and failed, whatever its due time or a pause; the history tells both.
+        It is locked as that attempt and failed, whatever its due time or a pause; the history tells both, with the
+        process that did it (`instance_id`; the actor's name without one).
         """
 
-        token = f"{actor}/{secrets.token_hex(8)}"
+        instance = instance_id or actor
+        token = f"{instance}/{secrets.token_hex(8)}"
 
         def end(session: Session) -> AiJob:
             waits_for_it = and_(_WAITS, AiJob.attempt_no == attempt - 1, _NOT_ASKED)
             if not self._changes.change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
             job = self._changes.get(session, job_id)
-            record(session, self._clock, job, "locked", actor=actor)
+            record(session, self._clock, job, "locked", actor=actor, instance=instance)
             return self.mark_failed(claim_of(job), error, session, actor=actor)
 
         return self._in(session, end, ended(Claim(job_id, token, attempt)))

@@ -207,7 +207,7 @@ class OutboxDispatcher:
             return False
         error = JobErrorInfo.of(NOT_DISPATCHED, reason)
         try:
-            self._lifecycle.give_up(job.id, job.attempt_no + 1, error, session)
+            self._lifecycle.give_up(job.id, job.attempt_no + 1, error, session, instance_id=self._instance_id)
         except JobLockConflict:
             return False
         return True

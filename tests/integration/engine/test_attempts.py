@@ -250,6 +250,8 @@ def test_a_job_whose_type_nobody_knew_for_an_hour_and_three_redrives_is_given_up
     job = stage.kit.job(job_id)
     assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_UNKNOWN_JOB_TYPE")
     assert stage.kit.types(job_id) == ["created", "locked", "failed"]
+    told = [(row.actor, row.instance) for row in stage.kit.history(job_id)[1:]]
+    assert told == [("worker", "host~boot~1~1~1~stage")] * 2, "whoever gave it up signs both"
     assert len(stage.kit.events(job_id, "ai.job.failed")) == 1
 
 
@@ -273,3 +275,10 @@ def test_faults_that_quote_what_a_model_said_are_kept_whatever_it_said(stage: St
     assert (job.lifecycle_status, job.retry_count, job.locked_by) == ("running", 1, None)
     assert job.answer_faults[3:] == ["5", "fine"]
     assert stage.run_to_end(job_id).lifecycle_status == "succeeded"
+
+
+@ANY_DATABASE
+def test_an_attempt_that_will_be_tried_again_says_so_and_not_that_it_runs(stage: Stage) -> None:
+    job_id = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
+    assert stage.run(job_id) == "retry_scheduled"
+    assert stage.kit.job(job_id).lifecycle_status == "running"

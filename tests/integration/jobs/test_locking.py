@@ -130,6 +130,7 @@ def test_a_job_that_was_given_up_tells_who_took_it_for_that(kit: Kit) -> None:
         ("locked", "dispatcher", None),
         ("failed", "dispatcher", "INTERNAL_NOT_DISPATCHED"),
     ]
+    assert [row.instance for row in kit.history(job_id)] == [None, "dispatcher", "dispatcher"]
 
 
 @pytest.mark.parametrize("attempt", [0, 2, 3])

@@ -200,6 +200,7 @@ def test_the_third_failure_ends_event_and_job_together_after_ten_and_twenty_seco
     event, job = the_event(kit, bad), kit.job(bad)
     assert (event.status, event.attempt_count, event.last_error) == ("dead", 3, "DISPATCH_FAILED: ValueError")
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "INTERNAL_NOT_DISPATCHED", 1)
+    assert len({row.instance for row in kit.history(bad) if row.type in ("locked", "failed")}) == 1
     assert kit.types(bad) == ["created", "locked", "failed"]
     assert len(kit.events(bad, "ai.job.failed")) == 1
     assert kit.row(bad)["internal_error_message"] == "DISPATCH_FAILED: ValueError"
