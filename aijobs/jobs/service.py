@@ -22,6 +22,7 @@ from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
 from aijobs.ids import new_id
+from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone, QuotaUsage
 from aijobs.jobs.requests import (
@@ -303,12 +304,7 @@ class AiJobService:
         child = session.execute(select(AiJob).where(AiJob.parent_job_id == job.id)).scalar()
         if child is None:
             return None
-        newest = session.execute(
-            select(AiJob)
-            .where(AiJob.root_id == job.root_id)
-            .order_by(AiJob.created_at.desc(), AiJob.id.desc())
-            .limit(1)
-        ).scalar_one()
+        newest = newest_of_chain(session, job.root_id) or child
         if newest.id == child.id and child.lifecycle_status not in FINAL:
             return child
         raise _not_retryable("superseded", newestJobId=newest.id)

@@ -12,6 +12,7 @@ from aijobs.clock import iso
 from aijobs.db import Database
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.job_types.flashcard_generation import JOB_TYPE
+from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput
 from aijobs.learning.models import Flashcard
@@ -55,12 +56,9 @@ class FlashcardService:
             job = session.get(AiJob, job_id)
             if job is None or job.user_id != user_id or job.job_type != JOB_TYPE:
                 raise ApiError("JOB_NOT_FOUND")
-            newest = session.execute(
-                select(AiJob)
-                .where(AiJob.root_id == job.root_id)
-                .order_by(AiJob.created_at.desc(), AiJob.id.desc())
-                .limit(1)
-            ).scalar_one()
+            newest = newest_of_chain(session, job.root_id)
+            if newest is None:  # Its retention was over in this very moment.
+                raise ApiError("JOB_NOT_FOUND")
             cards = session.execute(
                 select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
             ).scalars()

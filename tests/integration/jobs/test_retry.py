@@ -15,11 +15,13 @@ from aijobs.definitions.definition import Input, JobDefinition, Queue
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.job_types.synthetic import DEFINITION
+from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreatedJob
 from aijobs.jobs.snapshots import delete_expired
 from aijobs.jobs.status import FINAL
+from aijobs.monitor.chains import find_chains
 from tests.support.jobs import BEGIN, Kit, race
 from tests.support.rows import build_job
 
@@ -244,6 +246,26 @@ def test_a_snapshot_that_expired_is_rebuilt_where_the_type_can(sqlite_kit: Kit) 
     child = _retry(kit, parent)
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
     assert snapshot["content"]["calls"][0]["output"] == {"again": "note/n5"}
+
+
+def test_the_newest_of_a_chain_is_nobodys_parent_whatever_the_clocks_of_its_makers_said(kit: Kit) -> None:
+    """A retry by a host whose clock is behind made a child that is older than its parent."""
+    chain = [kit.job_in("failed")[0]]
+    for minutes in (-5, -2, -9):
+        retried = _retry(kit, chain[-1])
+        kit.set(retried.id, created_at=BEGIN + timedelta(minutes=minutes))
+        if len(chain) < 3:
+            kit.lifecycle.mark_failed(kit.lock(retried.id), LOST)
+        chain.append(retried.id)
+    assert kit.jobs.retry(chain[2], "operator:ann").job.id == chain[3], "the live child is the newest"
+    for old in chain[:2]:
+        assert _refusal(kit, old) == ("JOB_NOT_RETRYABLE", {"reason": "superseded", "newestJobId": chain[3]})
+    with kit.database.read() as session:
+        newest = newest_of_chain(session, chain[0])
+        assert newest is not None
+        assert newest.id == chain[3]
+        assert newest_of_chain(session, "nobody") is None
+        assert find_chains(session, [chain[0]])[chain[0]].newest.id == chain[3]
 
 
 class NewInput(BaseModel):
