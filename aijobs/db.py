@@ -206,6 +206,8 @@ _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
 TRIES = 5
+FIRST_PAUSE_S = 0.04
+"""Before a unit of work is tried again; doubled each time, and shaken so that two that met do not meet again."""
 """How often a unit of work is tried, and a lost COMMIT looked for."""
 
 
@@ -322,7 +324,7 @@ _POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failu
 
 def _pause(attempt: int) -> None:
     """Wait before the next try, longer each time, and not as long as whoever we met."""
-    time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**attempt)
+    time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -110,6 +110,7 @@ class Journey:
         for key in self.redis.scan_iter(count=1000):
             kind = self.redis.type(key)
             readers: dict[bytes, Callable[[bytes], Any]] = {
+                b"none": lambda _: "(gone meanwhile)",
                 b"string": self.redis.get,
                 b"zset": lambda k: self.redis.zrange(k, 0, -1, withscores=True),
                 b"list": lambda k: self.redis.lrange(k, 0, -1),

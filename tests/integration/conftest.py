@@ -11,6 +11,12 @@ from tests.support.databases import Databases, SqliteDatabases
 from tests.support.jobs import BEGIN, Kit, open_kit, scratch_database
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit of work that is tried again waits for nothing that a test would have to see."""
+    monkeypatch.setattr("aijobs.db.FIRST_PAUSE_S", 0.002)
+
+
 @pytest.fixture
 def kit(database_server: Databases) -> Iterator[Kit]:
     """Services over each database in turn; the clock stands still until it is moved."""

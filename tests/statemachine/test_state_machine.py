@@ -135,7 +135,7 @@ class Deployment(RuleBasedStateMachine):
 
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 SHORT = settings(
-    max_examples=24, stateful_step_count=40, derandomize=True, database=None, deadline=None, suppress_health_check=QUIET
+    max_examples=10, stateful_step_count=40, derandomize=True, database=None, deadline=None, suppress_health_check=QUIET
 )
 LONG = settings(SHORT, max_examples=200, stateful_step_count=60, derandomize=False, print_blob=True)
 

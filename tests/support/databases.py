@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 import pymysql
+import pytest
 
 from tests.support.processes import Program, Run, clean_environment
 from tests.support.servers import Server, ServerMissing
@@ -29,6 +30,14 @@ Prepare = Callable[[str], None]
 # Far from UTC, so that code that leans on the server's time zone is found out.
 POSTGRES_ZONE = "Asia/Shanghai"
 MARIADB_ZONE = "+08:00"
+
+
+OTHERS_LATER = pytest.mark.parametrize(
+    "database_server",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.long), pytest.param("mariadb", marks=pytest.mark.long)],
+    indirect=True,
+)
+"""For tests that take long on a server: every time on SQLite, on the others with the long ones."""
 
 
 class Databases(ABC):

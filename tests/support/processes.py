@@ -169,9 +169,7 @@ class Program:
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"{self.name} still runs after {timeout:g} s; its output:\n{self.output}"
-            ) from None
+            raise AssertionError(f"{self.name} still runs after {timeout:g} s; its output:\n{self.output}") from None
         self._end_group()
         return code
 

@@ -18,6 +18,7 @@ from aijobs.jobs.models import AiJob
 from tests.support.databases import Databases
 from tests.support.jobs import Kit, open_kit, prepare_database
 
+pytestmark = pytest.mark.long  # They wait for real time-outs.
 SERVERS = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
 
 

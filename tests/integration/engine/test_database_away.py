@@ -47,6 +47,7 @@ def services(env: dict[str, str]) -> Iterator[Services]:
 
 
 @pytest.mark.postgres
+@pytest.mark.long
 def test_workers_leave_the_queue_alone_while_the_database_is_away(
     postgres: PostgresServer, env: dict[str, str], services: Services, processes: Processes
 ) -> None:

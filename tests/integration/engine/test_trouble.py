@@ -21,6 +21,7 @@ from aijobs.logs import JOB_KEYS
 from aijobs.queues.message import PUT_BACK
 from aijobs.upkeep.reaper import LockReaper
 from tests.integration.engine.stage import CARDS, NOTES, Stage, Writing, card_row, saved_job
+from tests.support.databases import OTHERS_LATER
 from tests.support.polling import poll
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -71,6 +72,7 @@ def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
     raise AssertionError("the job is out of reach")
 
 
+@OTHERS_LATER
 @pytest.mark.parametrize("lasting", [False, True], ids=["one statement", "all from one on"])
 @pytest.mark.parametrize("ends", ["well", "in a failure", "in a retry"])
 def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage, ends: str, lasting: bool) -> None:

@@ -16,6 +16,7 @@ from aijobs.jobs.lifecycle import Claim
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.reaper import LockReaper
+from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -270,6 +271,7 @@ def test_a_host_name_is_no_pattern(kit: Kit) -> None:
     assert kit.job(job_id).lost_count == 0
 
 
+@OTHERS_LATER
 def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -> None:
     gone = dead_process()
     jobs = [live_kit.new_job().id for _ in range(10)]

@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from aijobs.settings import KeyRing, Settings
 from aijobs.web.api.admin import OPERATIONS as OF_OPERATORS
 from aijobs.web.api.user import OPERATIONS as OF_USERS
+from tests.support.databases import OTHERS_LATER
 from tests.support.odd_texts import ODD_TEXTS
 from tests.support.processes import Run
 from tests.support.rows import prepare_database
@@ -106,6 +107,7 @@ def test_what_cannot_be_used_is_refused_alike_by_every_database(
         assert client.get(f"/admin-api/ai/jobs?{query}", headers=boss).status_code == 422, query
 
 
+@OTHERS_LATER
 def test_odd_text_in_any_part_of_a_request_is_no_fault_of_ours(
     client: FlaskClient, operator: Callable[[str], Person]
 ) -> None:
