@@ -8,10 +8,11 @@ by reading.
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -393,6 +394,15 @@ def _mysql_arguments(patient: bool) -> dict[str, Any]:
 
 def _prepare_sqlite(engine: Engine) -> None:
     """WAL and full sync; BEGIN IMMEDIATE for units of work, so that none fails at upgrading a read lock."""
+
+    @event.listens_for(engine, "do_connect")
+    def private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
+        # Learners' notes and operators' password hashes are in it: made here, so that nobody else may read it. SQLite
+        # gives its companions, -wal and -shm, the rights of the file itself.
+        name = str(arguments[0]) if arguments else ""
+        if name and name != ":memory:" and not name.startswith("file:"):
+            with suppress(OSError):  # What can't be made is told by the connection itself.
+                os.close(os.open(name, os.O_RDWR | os.O_CREAT, 0o600))
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:

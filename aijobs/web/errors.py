@@ -80,6 +80,9 @@ def _http_error(error: HTTPException) -> ResponseReturnValue:
 def _any_error(error: Exception) -> ResponseReturnValue:
     if isinstance(error, JobGone):
         return _api_error(ApiError("JOB_NOT_FOUND"))
+    if isinstance(error, BlockingIOError):
+        # The socket's receive timeout: the rest of a body never came.
+        return _api_error(ApiError("BAD_REQUEST", {"reason": "body_incomplete"}))
     if _is_busy(error):
         _log("web.busy", error)
         return _api_error(ApiError("SERVICE_BUSY", retry_after=BUSY_RETRY_AFTER))

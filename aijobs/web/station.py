@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ UP_FILE = "up.pid"
 LOG_FOLDER = "logs"
 READY_TIMEOUT_S = 30.0
 WEB_GRACE_S = 10
+RECEIVE_TIMEOUT_S = 10
+"""How long the web process waits for the next part of a request that has begun."""
 _LOOK_S = 0.1
 _NEXT_PORTS = 20
 
@@ -133,9 +136,13 @@ def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
     ports = (port, *range(port + 1, port + _NEXT_PORTS), 0) if may_differ and port else (port,)
     for number in ports:
         try:
-            return socket.create_server((host, number), family=_family(host), backlog=512)
+            listener = socket.create_server((host, number), family=_family(host), backlog=512)
         except OSError as error:
             refusal = error
+        else:
+            # Connections inherit it. A request that never ends would hold one of the web process's threads for good.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_TIMEOUT_S, 0))
+            return listener
     # A number below zero is a name that can't be resolved.
     why = os.strerror(refusal.errno) if refusal.errno and refusal.errno > 0 else refusal.strerror
     raise AijobsError(f"can't listen on {host}:{port}: {why}")

@@ -57,6 +57,9 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         # What a command returns is for tests; `ctx.exit(n)` arrives here as its code.
         result = cli.main(arguments, prog_name="aijobs", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "aijobs"
         return _fail(f"{_one_line(error.format_message())} (see {where} --help)", 2)

@@ -177,11 +177,15 @@ def _print_cards(terminal: Terminal, text: Text, answer: dict[str, Any]) -> None
     source = text.notes["source"]["title"]
     language = _LANGUAGES.get(text.notes["lang"], text.notes["lang"])
     terminal.say()
-    head = f"{source}  ({language}, {len(cards)} cards, {text.name})"
+    head = f"{source}  ({language}, {_count(cards)}, {text.name})"
     terminal.paragraph(head, bold=True)
     terminal.say(terminal.style("─" * min(cells(head), terminal.width), dim=True))
     for number, card in enumerate(cards, 1):
         _print_card(terminal, number, card)
+
+
+def _count(cards: list[dict[str, Any]]) -> str:
+    return "1 card" if len(cards) == 1 else f"{len(cards)} cards"
 
 
 def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
@@ -200,9 +204,12 @@ def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
 
 def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_s: float, work_s: float) -> None:
     terminal.say(f"Took {whole_s:.1f} s, {work_s:.1f} s of it from the request to the cards.")
-    terminal.say("Made by rules from the text, no AI model.")
+    made = any(text.succeeded for text in texts)
+    if made:
+        terminal.say("Made by rules from the text, no AI model.")
     where = settings.instance_path / "aijobs.db"
-    kept = f" The cards are kept in {shown_path(where)}." if settings.database_url.endswith(str(where)) else ""
+    ours = made and settings.database_url.endswith(str(where))
+    kept = f" The cards are kept in {shown_path(where)}." if ours else ""
     terminal.say(f"See it in the console: `make run` (or `aijobs up`), then /console/jobs/<id>.{kept}")
     for text in texts:
         terminal.say(f"  /console/jobs/{text.job['jobId']}  {text.name}")

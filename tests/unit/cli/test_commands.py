@@ -16,6 +16,7 @@ from aijobs.ai.notes import MAX_CHARACTERS
 from aijobs.db import Database
 from aijobs.settings import Settings
 from aijobs.web.auth import token_digest, verify_password
+from aijobs.web.cli import run
 from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
 from aijobs.web.cli.failures import Failure
 from aijobs.web.cli.up import FIRST_OPERATOR_FILE, ensure_first_operator
@@ -240,3 +241,13 @@ def test_no_operator_is_made_where_there_is_one(
     assert "create-operator" in ensure_first_operator(database, settings)
     database.dispose()
     assert not (instance / FIRST_OPERATOR_FILE).exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["outbox"], ["db"]])
+def test_a_command_without_its_subcommand_shows_its_help_as_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("Usage: aijobs")
+    assert "\nCommands:\n" in told

@@ -142,3 +142,15 @@ def test_any_wish_of_language_gets_an_answer(client: FlaskClient, header: str) -
     answer = client.get("/api/nothing", environ_overrides={"HTTP_ACCEPT_LANGUAGE": header})
     assert answer.status_code == 404
     assert answer.headers["Content-Language"] == "en"
+
+
+def test_a_body_whose_rest_never_comes_is_the_clients_fault(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stalls(*_: object, **__: object) -> bytes:
+        raise BlockingIOError("the receive timeout is over")
+
+    monkeypatch.setattr("werkzeug.wrappers.Request.get_data", stalls)
+    answer = client.post("/api/learning/flashcards", headers=as_user(), json={})
+    assert answer.status_code == 400
+    assert answer.json["error"]["details"] == {"reason": "body_incomplete"}
