@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
+from sqlalchemy import update
 from werkzeug.serving import make_server
 
 from aijobs.web.factory import create_app
+from aijobs.web.models import Operator
 from aijobs.wiring import build_services
 from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
 
@@ -207,7 +209,9 @@ def test_keys_move_and_open_and_are_letters_in_a_field(stage: Stage, address: st
 def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     _sign_in(page, address, f"/console/jobs/{job_id}")
-    page.context.clear_cookies()
+    # On the server: a cookie that was cleared here, the answer to a request on its way would set again.
+    with stage.services.database.transaction() as session:
+        session.execute(update(Operator).values(session_version=Operator.session_version + 1))
     page.wait_for_url("**/console/login?next=**", timeout=15_000)
     page.get_by_label("User name").fill("operator")
     page.get_by_label("Password").fill(PASSWORD)
