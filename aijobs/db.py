@@ -8,12 +8,12 @@ by reading.
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import (
@@ -41,6 +41,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.sql.functions import FunctionElement
+
+from aijobs.machine import create_private
 
 T = TypeVar("T")
 
@@ -398,11 +400,12 @@ def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "do_connect")
     def private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
         # Learners' notes and operators' password hashes are in it: made here, so that nobody else may read it. SQLite
-        # gives its companions, -wal and -shm, the rights of the file itself.
+        # gives its companions, -wal and -shm, the rights of the file itself. One that is there is not touched: to
+        # close any descriptor of it would drop the locks that this process's connections hold.
         name = str(arguments[0]) if arguments else ""
-        if name and name != ":memory:" and not name.startswith("file:"):
+        if name and name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
             with suppress(OSError):  # What can't be made is told by the connection itself.
-                os.close(os.open(name, os.O_RDWR | os.O_CREAT, 0o600))
+                create_private(Path(name), "")
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:

@@ -215,7 +215,10 @@ def _whole_journey(journey: Journey) -> dict[str, str]:
     worker = threading.Thread(target=lambda: outcome.append(journey.run_next("ai-interactive")))
     worker.start()
     poll(lambda: jobs["running"] in journey.dump_redis(), what="the heartbeat names the job")
-    assert journey.ask("POST", f"/api/ai/jobs/{jobs['running']}/cancel").json["phase"] == "cancel_requested"
+    assert journey.ask("POST", f"/api/ai/jobs/{jobs['running']}/cancel").json["phase"] in (
+        "cancel_requested",
+        "cancelled",
+    )
     assert "job:cancel:" in journey.dump_redis()
     worker.join(timeout=20)
     assert outcome == ["cancelled"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 from sqlalchemy import text
@@ -22,3 +24,21 @@ def test_nobody_else_may_read_the_notes_in_an_sqlite_database(tmp_path: Path) ->
     finally:
         os.umask(before)
     assert found == dict.fromkeys(("aijobs.db", "aijobs.db-shm", "aijobs.db-wal"), 0o600)
+
+
+def test_a_new_connection_drops_no_lock_that_another_of_the_process_holds(tmp_path: Path) -> None:
+    """Closing any descriptor of the file would: the locks belong to the process. Another process would then take itself
+    for the last one, and remove the log of what we wrote.
+    """
+    path = tmp_path / "aijobs.db"
+    first, second = Database(f"sqlite:///{path}"), Database(f"sqlite:///{path}")
+    with first.transaction() as session:
+        session.execute(text("CREATE TABLE t (x)"))
+    with first.read() as session, second.read() as other:
+        for reader in (session, other):
+            reader.execute(text("SELECT * FROM t"))
+        come_and_go = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t'); c.close()"
+        subprocess.run([sys.executable, "-c", come_and_go, str(path)], check=True)
+        assert path.with_name("aijobs.db-wal").exists()
+    second.dispose()
+    first.dispose()
