@@ -10,7 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -19,7 +19,7 @@ from typing import Any
 
 from greenlet import getcurrent
 from sqlalchemy import delete, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from aijobs.ai.cost import CostCalculator
 from aijobs.ai.gateway import AiGateway
@@ -230,6 +230,12 @@ class Worker(Process):
 
 
 COSTS = CostCalculator.load()
+
+
+def _look(worker: Any) -> None:
+    """A look as the watcher's own loop takes it: one try each, and what the database refuses is tried at the next."""
+    with suppress(SQLAlchemyError):
+        worker.watcher.look()
 
 
 class World:
@@ -450,7 +456,7 @@ class World:
             (w for w in (*self.workers[seat:], *self.workers[:seat]) if w.engine.active()), self.workers[seat]
         )
         if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
-            self._run(Flow(worker, "watcher", worker.watcher.look, self.hub), plan)
+            self._run(Flow(worker, "watcher", lambda: _look(worker), self.hub), plan)
 
     def drain(self, seat: int, plan: str) -> None:
         """A worker is told to stop, gives its leases back, and is gone."""
