@@ -156,7 +156,3 @@ class JobDefinition:
     """`rebuild(target_type, target_id)`: the input again, for a retry whose snapshot has expired."""
     production: bool = True
     """Whether the type is registered in production too."""
-
-    @property
-    def queue_policy(self) -> QueuePolicy:
-        return QUEUES[self.queue.queue_name]
