@@ -126,6 +126,19 @@ _TABLE = (
         "该内容无法处理。",
     ),
     _job(
+        "CONTENT_SAFETY_SELF_HARM",
+        Retried.NEVER,
+        "We did not work on this text, as it may be about hurting yourself. You are not alone: please talk to someone "
+        "you trust, or call your local emergency number or a crisis line now if you may be in danger.",
+        "我们没有处理这段文字，因为它可能涉及伤害自己。您并不孤单：请和信任的人谈谈；如果您可能有危险，请立即拨打当地的急救电话或心理援助热线。",
+    ),
+    _job(
+        "CONTENT_SAFETY_PROVIDER",
+        Retried.NEVER,
+        "The AI service declined to work on this content.",
+        "AI 服务拒绝处理该内容。",
+    ),
+    _job(
         "CREDENTIAL_INVALID",
         Retried.NEVER,
         "Your own API key was refused. Please check or replace it in your settings.",
@@ -341,10 +354,6 @@ class InvalidCredentialModes(DefinitionError):
 
 class UnknownRoute(DefinitionError):
     """The definition names a route that is not configured, or allows a credential mode whose calls have none."""
-
-
-class UnsupportedSecurity(DefinitionError):
-    """The definition asks for a check or a redaction that this version doesn't do."""
 
 
 class UnknownProjector(DefinitionError):

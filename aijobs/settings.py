@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -92,8 +93,26 @@ class Settings:
     jwt_secret: str = field(default="", repr=False)
     jwt_audience: str = ""
     """Empty: tokens are accepted whatever their audience."""
+    credential_keys: KeyRing = field(default=KeyRing(()), repr=False)
+    """What users' own provider keys are encrypted with, newest first."""
     development_keys: tuple[str, ...] = ()
     """Which of the secrets above were made by `instance/`, not given."""
+    service_token: str = field(default="", repr=False)
+    """Lets a runtime service resolve a credential. Empty: nobody can."""
+
+    # AI providers
+    providers: str = ""
+    """A providers file. Empty: DeepSeek where it has a key, else the built-in one that needs none."""
+    provider_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The platform's own keys by provider, from `AIJOBS_{PROVIDER}_API_KEY` (and `DEEPSEEK_API_KEY`)."""
+    prices: str = ""
+    """A price list of one's own. Empty: the built-in one."""
+    breaker_failures: int = 5
+    """Failures in a row after which a provider isn't asked for a while."""
+    breaker_open_s: float = 30
+    """The first such while; each further one is twice as long, up to ten times this."""
+    provider_patience_s: float = 3600
+    """How long after its creation a job waits, uncounted, for providers that aren't to be asked now."""
 
     # Leases
     lease_s: float = 60
@@ -123,6 +142,15 @@ class Settings:
 
     # Limits
     body_limit_bytes: int = 1_000_000
+    user_active_jobs: int = 20
+    """Jobs of one user that aren't final; 0: any number. The same holds for each quota below."""
+    quota_day_jobs: int = 0
+    quota_day_tokens: int = 0
+    quota_day_cost_micros: int = 0
+    """In micro-units of the price list's currency. Days and months are UTC's."""
+    quota_month_jobs: int = 0
+    quota_month_tokens: int = 0
+    quota_month_cost_micros: int = 0
 
     # Retention
     job_days: int = 180
@@ -161,11 +189,21 @@ class Settings:
 
 
 _NUMBERS = {f.name: f.type for f in fields(Settings) if f.type in ("int", "float")}
-_SECRETS = ("secret_key", "message_keys", "jwt_secret")
-_TEXTS = ("database_url", "redis_url", "bind", "jwt_audience", "log_level")
+_SECRETS = ("secret_key", "message_keys", "jwt_secret", "credential_keys")
+_TEXTS = (
+    "database_url",
+    "redis_url",
+    "bind",
+    "jwt_audience",
+    "log_level",
+    "service_token",
+    "providers",
+    "prices",
+)
 
 
 _KNOWN = {f"AIJOBS_{name.upper()}": name for name in ("env", "instance_path", *_TEXTS, *_SECRETS, *_NUMBERS)}
+_PROVIDER_KEY = re.compile(r"AIJOBS_(?P<provider>[A-Z][A-Z0-9_]*)_API_KEY")
 
 
 def _load(environ: Mapping[str, str]) -> Settings:
@@ -185,6 +223,7 @@ def _load(environ: Mapping[str, str]) -> Settings:
     values["instance_path"] = instance
     values.setdefault("database_url", f"sqlite:///{instance / 'aijobs.db'}")
     values.update(_secrets(given, instance, production=values["env"] == "production"))
+    values["provider_keys"] = _provider_keys(environ)
     settings = Settings(**values)
     _check(settings)
     return settings
@@ -192,12 +231,25 @@ def _load(environ: Mapping[str, str]) -> Settings:
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
     """What is set, by the setting's name. A name that is mistyped is refused: its value would silently not hold."""
-    names = [name for name, value in environ.items() if name.startswith("AIJOBS_") and value != ""]
+    set_ones = [name for name, value in environ.items() if name.startswith("AIJOBS_") and value != ""]
+    names = [name for name in set_ones if not _PROVIDER_KEY.fullmatch(name)]
     for name in names:
         if name not in _KNOWN:
             near = get_close_matches(name, _KNOWN, n=1)
             raise SettingsError(f"{name} is no setting" + (f"; is {near[0]} meant?" if near else ""))
     return {_KNOWN[name]: environ[name] for name in names}
+
+
+def _provider_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    """The platform's keys by provider. Whether there is such a provider, the providers file knows."""
+    keys = {"deepseek": environ["DEEPSEEK_API_KEY"]} if environ.get("DEEPSEEK_API_KEY") else {}
+    for name, value in environ.items():
+        if value and (found := _PROVIDER_KEY.fullmatch(name)):
+            keys[found["provider"].lower()] = value
+    for provider, key in keys.items():
+        if not key.isascii() or not key.isprintable() or key != key.strip():
+            raise SettingsError(f"the API key of {provider} has a space at an end, or a character that no key has")
+    return keys
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
@@ -224,6 +276,7 @@ def _secrets(given: Mapping[str, str], instance: Path, *, production: bool) -> d
         "secret_key": found["secret_key"],
         "jwt_secret": found["jwt_secret"],
         "message_keys": KeyRing.parse(found["message_keys"], "AIJOBS_MESSAGE_KEYS"),
+        "credential_keys": KeyRing.parse(found["credential_keys"], "AIJOBS_CREDENTIAL_KEYS"),
         "development_keys": tuple(missing),
     }
 
@@ -248,7 +301,8 @@ def _development_secrets(instance: Path) -> dict[str, str]:
 def _make_secrets(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {name: secrets.token_hex(32) for name in _SECRETS}
-    made["message_keys"] = f"d1:{made['message_keys']}"
+    for ring in ("message_keys", "credential_keys"):
+        made[ring] = f"d1:{made[ring]}"
     create_private(path, json.dumps(made))  # Where another process was first, its keys stand.
 
 
@@ -256,7 +310,8 @@ _LOCAL_HOSTS = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 
 _ABOVE_ZERO = (
-    "dispatcher_s reaper_s redrive_s claim_ttl_s claim_release_s cleanup_s watcher_s dispatch_batch body_limit_bytes"
+    "dispatcher_s reaper_s redrive_s claim_ttl_s claim_release_s cleanup_s watcher_s dispatch_batch body_limit_bytes "
+    "breaker_failures breaker_open_s"
 ).split()
 """A pass without a pause, or one that moves nothing, helps nobody."""
 
@@ -273,6 +328,8 @@ def _check(s: Settings) -> None:
         raise SettingsError(f"AIJOBS_PORT is {s.port}; it is at most 65535")
     if s.log_level not in getLevelNamesMapping():
         raise SettingsError(f"AIJOBS_LOG_LEVEL is {s.log_level!r}; it is DEBUG, INFO, WARNING or ERROR")
+    if s.service_token and len(s.service_token) < 32:
+        raise SettingsError("AIJOBS_SERVICE_TOKEN is too short: use at least 32 characters")
     if s.production and not s.redis_url:
         raise SettingsError("production needs a broker: set AIJOBS_REDIS_URL")
     _check_reach(s)

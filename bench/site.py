@@ -87,6 +87,7 @@ class Site:
             "AIJOBS_DATABASE_URL": database_url,
             "AIJOBS_REDIS_URL": machine.valkey.url,
             "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+            "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
             "AIJOBS_SECRET_KEY": "s" * 32,
             "AIJOBS_JWT_SECRET": "j" * 32,
             **settings,

@@ -44,6 +44,10 @@ class AiUsageLog(Base):
     latency_ms: Mapped[int | None] = mapped_column(BigInteger)
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     error_code: Mapped[str | None] = mapped_column(String(64))
+    http_status: Mapped[int | None] = mapped_column(SmallInteger)
+    """What the provider's server answered, where it did."""
+    request_id: Mapped[str | None] = mapped_column(String(128))
+    """The provider's own name for the call, to settle a bill with."""
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 

@@ -16,7 +16,7 @@ from aijobs.db import Clock, change_rows
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
 
-MAX_PROVIDER, MAX_MODEL, MAX_REASON = 64, 128, 32
+MAX_PROVIDER, MAX_MODEL, MAX_REASON, MAX_REQUEST_ID = 64, 128, 32, 128
 """Characters that the columns hold."""
 
 
@@ -37,6 +37,8 @@ class CallResult:
     latency_ms: int | None = None
     finish_reason: str | None = None
     error_code: str | None = None
+    http_status: int | None = None
+    request_id: str | None = None
 
 
 class UsageLog:
@@ -95,6 +97,7 @@ def _storable(result: CallResult) -> dict[str, Any]:
     values = dict(vars(result))
     values["provider"], values["model"] = result.provider[:MAX_PROVIDER], result.model[:MAX_MODEL]
     values["finish_reason"] = result.finish_reason[:MAX_REASON] if result.finish_reason else None
+    values["request_id"] = result.request_id[:MAX_REQUEST_ID] if result.request_id else None
     return values
 
 

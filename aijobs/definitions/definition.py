@@ -104,7 +104,7 @@ class Credential:
 
 @dataclass(frozen=True)
 class Security:
-    """What is checked and hidden. This version does neither, and refuses a definition that asks for it."""
+    """What is checked and hidden: input and output by the safety rules, personal data in the saved output."""
 
     content_safety_check: bool = False
     output_redaction: bool = False

@@ -116,6 +116,8 @@ class AiJobSnapshot(Base):
     content_hash: Mapped[str] = mapped_column(String(64))
     content_bytes: Mapped[int] = mapped_column(BigInteger)
     redaction_version: Mapped[str] = mapped_column(String(16))
+    redaction_counts: Mapped[Any] = mapped_column(Json, default=dict)
+    """How many values each rule replaced, by the rule's name; none where nothing was."""
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 

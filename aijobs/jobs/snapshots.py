@@ -33,6 +33,7 @@ class SnapshotBuilder:
             content_hash=canonical_hash(content),
             content_bytes=len(canonical_bytes(content)),
             redaction_version=REDACTION_VERSION,
+            redaction_counts={},
             expires_at=read_clock(session, self._clock) + self._keep,
         )
 

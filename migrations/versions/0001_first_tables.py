@@ -294,6 +294,7 @@ def upgrade() -> None:
         sa.Column("content_hash", sa.String(length=64), nullable=False),
         sa.Column("content_bytes", sa.BigInteger(), nullable=False),
         sa.Column("redaction_version", sa.String(length=16), nullable=False),
+        sa.Column("redaction_counts", Json, nullable=False),
         sa.Column("expires_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_job_snapshots_job_id"), ondelete="CASCADE"
@@ -325,6 +326,8 @@ def upgrade() -> None:
         sa.Column("latency_ms", sa.BigInteger(), nullable=True),
         sa.Column("finish_reason", sa.String(length=32), nullable=True),
         sa.Column("error_code", sa.String(length=64), nullable=True),
+        sa.Column("http_status", sa.SmallInteger(), nullable=True),
+        sa.Column("request_id", sa.String(length=128), nullable=True),
         sa.Column("started_at", UtcDateTime(), nullable=False),
         sa.Column("finished_at", UtcDateTime(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["ai_jobs.id"], name=op.f("fk_ai_usage_logs_job_id"), ondelete="CASCADE"),

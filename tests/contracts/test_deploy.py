@@ -28,6 +28,7 @@ BIN = Path(sys.executable).parent
 PLACEHOLDERS = {
     "AIJOBS_SECRET_KEY": "s" * 32,
     "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+    "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
     "AIJOBS_JWT_SECRET": "j" * 32,
 }
 

@@ -22,7 +22,7 @@ from aijobs.web.cli import cli
 from tests.contracts import documents
 from tests.contracts.sources import ROOT
 
-FOUND_OUT = {"env_was_set", "development_keys", "run_by_flask"}
+FOUND_OUT = {"env_was_set", "development_keys", "run_by_flask", "provider_keys"}
 """Fields that tell how the settings came about; no variable sets them."""
 
 

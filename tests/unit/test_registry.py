@@ -26,7 +26,6 @@ from aijobs.definitions.definition import (
     PromptRef,
     Queue,
     RetryBackoff,
-    Security,
 )
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import DefinitionError
@@ -121,8 +120,6 @@ BAD: dict[str, tuple[JobDefinition, type[DefinitionError]]] = {
         replace(ASKING, credential=Credential(("platform_key", "user_deepseek_key"))),
         errors.UnknownRoute,
     ),
-    "safety check": (replace(ASKING, security=Security(content_safety_check=True)), errors.UnsupportedSecurity),
-    "redaction": (replace(DEFINITION, security=Security(output_redaction=True)), errors.UnsupportedSecurity),
 }
 
 
@@ -245,8 +242,6 @@ def test_a_hyphen_in_a_name_is_an_underscore() -> None:
 
 
 def test_what_a_definition_can_not_have_is_named(registry: JobDefinitionRegistry) -> None:
-    with pytest.raises(errors.UnsupportedSecurity, match="content_safety_check"):
-        registry.register(replace(ASKING, security=Security(content_safety_check=True)))
     with pytest.raises(errors.UnknownRoute, match="user_deepseek_key"):
         registry.register(replace(ASKING, credential=Credential(("user_deepseek_key",), "user_deepseek_key")))
     with pytest.raises(errors.UnknownRoute, match="elsewhere"):

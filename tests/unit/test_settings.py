@@ -17,6 +17,7 @@ SECRETS = {
     "AIJOBS_SECRET_KEY": "s" * 32,
     "AIJOBS_JWT_SECRET": "j" * 32,
     "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+    "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
 }
 
 
@@ -43,7 +44,7 @@ def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: P
     assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db"
     assert (settings.production, settings.bind, settings.redis_url) == (False, "127.0.0.1", "")
     assert (settings.lease_s, settings.heartbeat_s, settings.lease_grace_s) == (60, 15, 30)
-    assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret"}
+    assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret", "credential_keys"}
 
 
 def test_the_instance_folder_does_not_hang_on_the_working_directory(
@@ -309,7 +310,7 @@ def test_development_keys_are_made_once_and_for_the_owner_alone(tmp_path: Path) 
 def test_a_secret_that_is_given_stands_beside_those_that_are_made(tmp_path: Path) -> None:
     settings = load(tmp_path, JWT_SECRET="g" * 40)
     assert settings.jwt_secret == "g" * 40
-    assert settings.development_keys == ("secret_key", "message_keys")
+    assert settings.development_keys == ("secret_key", "message_keys", "credential_keys")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', "{}", '{"secret_key": 1}'])
