@@ -145,10 +145,23 @@ _TABLE = (
         "您自己的 API 密钥被拒绝，请在设置中检查或更换。",
     ),
     _job(
+        "CREDENTIAL_PLATFORM_INVALID",
+        Retried.NEVER,
+        "The AI service is unavailable right now. Please try again later.",
+        "AI 服务暂时不可用，请稍后再试。",
+    ),
+    _job(
         "CREDENTIAL_NOT_FOUND",
         Retried.NEVER,
         "The API key for this job is no longer there. Please add it again in your settings.",
         "该任务所用的 API 密钥已不存在，请在设置中重新添加。",
+    ),
+    ErrorCode(
+        "CREDENTIAL_UNREADABLE",
+        409,  # What a runtime service is answered that asks for the key.
+        Retried.NEVER,
+        "Your own API key, as we keep it, can't be read any more. Please add it again in your settings.",
+        "我们保存的您的 API 密钥已无法读取，请在设置中重新添加。",
     ),
     _job(
         "CREDENTIAL_INSUFFICIENT_BALANCE",
@@ -366,6 +379,16 @@ class DuplicateProjector(DefinitionError):
 
 class UnknownPrompt(DefinitionError):
     """The definition names a prompt that does not exist."""
+
+
+class ProvidersBusy(AijobsError):
+    """No provider of the job's route is to be asked just now: its breaker is open, or all its calls are taken. Nothing
+    went wrong with the job, which waits `wait` uncounted.
+    """
+
+    def __init__(self, wait: timedelta) -> None:
+        super().__init__(f"no provider is to be asked for {wait.total_seconds():.0f} s")
+        self.wait = wait
 
 
 class BrokerUnavailable(AijobsError):

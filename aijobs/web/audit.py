@@ -20,12 +20,13 @@ JOB = "job"
 OUTBOX_EVENT = "outbox_event"
 LOGIN = "login"
 OPERATOR = "operator"
-TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR)
+CREDENTIAL = "credential"
+TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR, CREDENTIAL)
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts. `name` stands in history too: `operator:{username}` or `cli:{account}`."""
+    """Who acts. `name` stands in history too: `operator:{username}`, `cli:{account}` or `service`."""
 
     name: str
     operator_id: str | None = None

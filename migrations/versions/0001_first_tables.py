@@ -154,12 +154,14 @@ def upgrade() -> None:
         sa.Column("label", sa.String(length=100), nullable=False),
         sa.Column("last_four", sa.String(length=4), nullable=False),
         sa.Column("fingerprint", sa.String(length=64), nullable=False),
-        sa.Column("key_id", sa.String(length=16), nullable=False),
+        sa.Column("key_id", Key(16), nullable=False),
         sa.Column("ciphertext", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
+        sa.Column("last_used_at", UtcDateTime(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_user_model_credentials")),
         **IN_UTF8MB4,
     )
+    op.create_index(op.f("ix_user_model_credentials_key_id"), "user_model_credentials", ["key_id"])
     op.create_index(op.f("ix_user_model_credentials_user_id"), "user_model_credentials", ["user_id"])
 
     op.create_table(

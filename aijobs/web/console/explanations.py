@@ -57,6 +57,10 @@ FAILURES: Mapping[str, Explanation] = {
     ),
     "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
     "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
+    "CREDENTIAL_UNREADABLE": Explanation(
+        _l("The user's key, as it is stored, can't be decrypted."),
+        _l("Only this user's jobs are affected. Look at the internal message: the ring may lack a key."),
+    ),
     "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(
         _l("The account of the user's key has no balance left."), _TELL_USER
     ),

@@ -53,6 +53,8 @@ WORDS: Mapping[str, Any] = {
     "job.cancel": _l("Job cancel requested"),
     "job.reveal": _l("Content revealed"),
     "outbox.requeue": _l("Event sent again"),
+    "credential.resolve": _l("Key given to a service"),
+    "credential.rotate": _l("Stored keys encrypted anew"),
     "operator.create": _l("Operator made"),
     "operator.disable": _l("Operator disabled"),
     "operator.enable": _l("Operator enabled"),
