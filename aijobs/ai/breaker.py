@@ -1,0 +1,311 @@
+"""The circuit breaker: a provider that fails is left alone for a while, then asked by one call before by all.
+
+One breaker stands for each scope, a provider and whose key is used there, and is shared by all processes. Closed: calls
+go. Open: none goes until its time is over. Half-open: one call goes, under a lease, and its end decides for all.
+
+```
+closed --failures in a row, or an exhausted account--> open --its time is over--> half_open --the probe failed--> open
+   ^------------------------------------------------------------------ the probe, or any other call, worked --'
+```
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol
+
+from aijobs.errors import BrokerUnavailable
+from aijobs.ids import new_id
+from aijobs.logs import Outage, get_logger
+
+WINDOW = timedelta(seconds=60)
+"""Failures in a row count together as long as they lie within this."""
+LONGEST = 10
+"""How many times the first opening one may last; an exhausted account's lasts as long at once."""
+KEPT = timedelta(hours=1)
+"""How long a breaker whose time is over, and whom nobody asks, is remembered; then it counts as closed."""
+PROBE_LEASE = timedelta(seconds=120)
+PROBE_LOOK = timedelta(seconds=5)
+"""How soon it is worth asking again while another's probe is on its way."""
+JITTER = 0.2
+"""The longest part of a wait that is put on top of it, so that those who were sent away don't come back as one."""
+TRIES = 20
+"""How often a change is begun anew because another process changed the same breaker."""
+
+CLOSED, OPEN, HALF_OPEN, UNKNOWN = "closed", "open", "half_open", "unknown"
+BREAKER_WORDS = (CLOSED, OPEN, HALF_OPEN, UNKNOWN)
+
+logger = get_logger(__name__)
+
+
+class BreakerStore(Protocol):
+    """One text per scope, seen alike by all processes, and the clock by which all of them judge."""
+
+    def read(self, scopes: Sequence[str]) -> tuple[int, list[str | None]]:
+        """Milliseconds by the store's clock, and each scope's text; None where there is none. `BrokerUnavailable`."""
+        ...
+
+    def swap(self, scope: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
+        """Write `new` (None: nothing) where the text is still `seen`, to be forgotten after `keep`; whether it was.
+
+        `BrokerUnavailable`.
+        """
+        ...
+
+
+def scope_of(provider: str, credential_id: str | None = None) -> str:
+    """Whose breaker a call is under: the platform's at that provider, or that of one user's credential alone."""
+    return f"{provider}.platform" if credential_id is None else f"{provider}.cred-{credential_id}"
+
+
+@dataclass(frozen=True)
+class BreakerState:
+    """A breaker as people see it."""
+
+    scope: str
+    word: str
+    """closed, open or half_open; unknown while the store is away, and calls go as if it were closed."""
+    failures: int = 0
+    """In a row, up to now or to when it opened."""
+    opened: int = 0
+    """How often it opened since it was last closed."""
+    open_for: timedelta | None = None
+    """How long it stays open from now."""
+    since: datetime | None = None
+    """When it was last closed, by the store's clock."""
+    why: str | None = None
+    """The error code of the failure that opened it."""
+    probing: bool = False
+    """Whether a probe is on its way."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is kept of a scope: instants in milliseconds by the store's clock. The default is a closed breaker."""
+
+    failed_at: tuple[int, ...] = ()
+    opened: int = 0
+    since: int = 0
+    until: int = 0
+    why: str = ""
+    probe: str = ""
+    probe_until: int = 0
+
+    def word(self, now: int) -> str:
+        if not self.opened:
+            return CLOSED
+        return OPEN if now < self.until else HALF_OPEN
+
+    def probing(self, now: int) -> bool:
+        return self.word(now) == HALF_OPEN and now < self.probe_until
+
+    def write(self) -> str | None:
+        return None if self == _CLEAR else json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str | None) -> _Record:
+        """A closed breaker for what another version wrote: better to ask a provider once too often."""
+        try:
+            told = json.loads(text) if text else {}
+            return cls(**told | {"failed_at": tuple(told.get("failed_at", ()))})
+        except (ValueError, TypeError, AttributeError):
+            return _CLEAR
+
+
+_CLEAR = _Record()
+_Rule = Callable[[_Record, int], _Record]
+"""From a record and the store's time, the record after some event."""
+
+
+class _Change(NamedTuple):
+    now: int
+    old: _Record
+    new: _Record
+
+
+class CircuitBreaker:
+    """The breakers of all scopes. Thread-safe; while the store is away each counts as closed.
+
+    Who is admitted tells from the same thread how the call ended, by one of `succeeded`, `failed` and `given_back`.
+    """
+
+    def __init__(
+        self,
+        store: BreakerStore,
+        failures: int,
+        open_s: float,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Opens after `failures` in a row for `open_s` seconds, each time in a row twice as long as the one before,
+        up to ten times as long. `chance` is a number from 0 to 1, anew at each call.
+        """
+        self._store, self._failures, self._chance = store, failures, chance
+        self._open_ms = round(open_s * 1000)
+        self._longest_ms = self._open_ms * LONGEST
+        self._mine = threading.local()
+        self._outage = Outage(logger, "breaker.store")
+
+    # --- around a call -----------------------------------------------------------------------------------------
+
+    def admit(self, scope: str, lease: timedelta = PROBE_LEASE) -> timedelta | None:
+        """None: go ahead. Else how long until it is worth asking again.
+
+        Of all who ask while it is half-open one is let through, as the probe; after `lease` without a word of it
+        another is.
+        """
+        self._tokens.pop(scope, None)
+        token = new_id()
+
+        def take(record: _Record, now: int) -> _Record:
+            if record.word(now) != HALF_OPEN or record.probing(now):
+                return record
+            return replace(record, probe=token, probe_until=now + _ms(lease))
+
+        change = self._change(scope, take)
+        if change is None:
+            return None
+        if change.new.probe == token:
+            self._tokens[scope] = token
+            return None
+        return self._wait(change.new, change.now)
+
+    def succeeded(self, scope: str) -> None:
+        """The provider answered. Closes the breaker, unless it is open: then an older call was lucky."""
+        self._tokens.pop(scope, None)
+        change = self._change(scope, lambda record, now: record if record.word(now) == OPEN else _CLEAR)
+        if change and change.old.opened and not change.new.opened:
+            logger.info("breaker.closed", scope=scope, why=change.old.why)
+
+    def failed(self, scope: str, *, exhausted: bool = False, code: str = "") -> None:
+        """The provider failed, as `code` says; `exhausted`: its account is empty, which opens the breaker at once.
+
+        A failure that comes in while it is open was under way before, and changes nothing.
+        """
+        self._tokens.pop(scope, None)
+        code = code or ("PROVIDER_ACCOUNT_EXHAUSTED" if exhausted else "PROVIDER_UNAVAILABLE")
+        change = self._change(scope, lambda record, now: self._after_failure(record, now, exhausted, code))
+        if change and change.new.opened > change.old.opened:
+            lasts, opened = change.new.until - change.now, change.new.opened
+            logger.warning("breaker.opened", scope=scope, why=code, openMs=lasts, opened=opened)
+
+    def given_back(self, scope: str) -> None:
+        """The call ended without telling anything of the provider: it was cancelled, or the user's own fault.
+
+        Where it was the probe, the next one who asks makes another.
+        """
+        token = self._tokens.pop(scope, None)
+        if token is not None:
+            self._change(scope, lambda record, _: _without_probe(record) if record.probe == token else record)
+
+    # --- looking on --------------------------------------------------------------------------------------------
+
+    def blocked_for(self, scope: str) -> timedelta | None:
+        """What `admit` would say, without taking the probe: None while closed, or while a probe may be made."""
+        change = self._change(scope, lambda record, _: record)
+        return self._wait(change.new, change.now) if change else None
+
+    def states(self, scopes: Sequence[str]) -> list[BreakerState]:
+        """Each scope's state, in their order."""
+        if not scopes:
+            return []
+        try:
+            now, texts = self._store.read(scopes)
+        except BrokerUnavailable as error:
+            self._outage.failed(error)
+            return [BreakerState(scope, UNKNOWN) for scope in scopes]
+        self._outage.worked()
+        return [self._state(scope, _Record.parse(text), now) for scope, text in zip(scopes, texts, strict=True)]
+
+    def reset(self, scope: str) -> BreakerState:
+        """Close a breaker by hand; its state until then. `BrokerUnavailable`."""
+        before = _CLEAR, 0
+        for _ in range(TRIES):
+            now, (text,) = self._store.read([scope])
+            before = _Record.parse(text), now
+            if text is None or self._store.swap(scope, text, None, KEPT):
+                break
+        return self._state(scope, *before)
+
+    # --- the rule ----------------------------------------------------------------------------------------------
+
+    def _after_failure(self, record: _Record, now: int, exhausted: bool, code: str) -> _Record:
+        word = record.word(now)
+        recent = [at for at in record.failed_at if now - at < _ms(WINDOW)] if word == CLOSED else record.failed_at
+        failed_at = (*recent, now)[-self._failures :]
+        if word == OPEN:
+            until = now + self._longest_ms
+            return replace(record, until=max(record.until, until), why=code) if exhausted else record
+        if word == CLOSED and not exhausted and len(failed_at) < self._failures:
+            return replace(record, failed_at=failed_at)
+        opened = record.opened + 1
+        lasts = self._longest_ms if exhausted else min(self._open_ms * 2 ** min(opened - 1, LONGEST), self._longest_ms)
+        return _Record(failed_at, opened, record.since or now, now + lasts, code)
+
+    def _wait(self, record: _Record, now: int) -> timedelta | None:
+        if record.word(now) == OPEN:
+            return self._spread(record.until - now)
+        if record.probing(now):
+            return self._spread(min(record.probe_until - now, _ms(PROBE_LOOK)))
+        return None
+
+    def _spread(self, wait_ms: int) -> timedelta:
+        return timedelta(milliseconds=round(wait_ms * (1 + JITTER * self._chance())))
+
+    def _state(self, scope: str, record: _Record, now: int) -> BreakerState:
+        word = record.word(now)
+        return BreakerState(
+            scope=scope,
+            word=word,
+            failures=len([at for at in record.failed_at if record.opened or now - at < _ms(WINDOW)]),
+            opened=record.opened,
+            open_for=timedelta(milliseconds=record.until - now) if word == OPEN else None,
+            since=datetime.fromtimestamp(record.since / 1000, UTC) if record.opened else None,
+            why=record.why or None,
+            probing=record.probing(now),
+        )
+
+    # --- the store ---------------------------------------------------------------------------------------------
+
+    @property
+    def _tokens(self) -> dict[str, str]:
+        """The probes that this thread makes, by scope."""
+        tokens: dict[str, str] = self._mine.__dict__.setdefault("tokens", {})
+        return tokens
+
+    def _change(self, scope: str, rule: _Rule) -> _Change | None:
+        """Put a scope's record through `rule` as one step; None while the store is away.
+
+        Where others change the same record all the time, what they write stands.
+        """
+        try:
+            for _ in range(TRIES):
+                now, (text,) = self._store.read([scope])
+                old = _Record.parse(text)
+                new = rule(old, now)
+                if new == old or self._store.swap(scope, text, new.write(), _kept(new, now)):
+                    break
+            else:
+                new = old
+        except BrokerUnavailable as error:
+            self._outage.failed(error)
+            return None
+        self._outage.worked()
+        return _Change(now, old, new)
+
+
+def _without_probe(record: _Record) -> _Record:
+    return replace(record, probe="", probe_until=0)
+
+
+def _kept(record: _Record, now: int) -> timedelta:
+    return timedelta(milliseconds=max(0, record.until - now)) + (KEPT if record.opened else WINDOW)
+
+
+def _ms(duration: timedelta) -> int:
+    return round(duration.total_seconds() * 1000)

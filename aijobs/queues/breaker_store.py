@@ -1,0 +1,25 @@
+"""The state of the circuit breakers in Redis, where all workers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from aijobs.queues.shared_texts import SharedTexts
+
+PREFIX = "aijobs:breaker:"
+
+
+class RedisBreakerStore:
+    """See `aijobs.ai.breaker.BreakerStore`. Time is Redis's, so that workers' clocks don't matter."""
+
+    def __init__(self, texts: SharedTexts) -> None:
+        self._texts = texts
+
+    def read(self, scopes: Sequence[str]) -> tuple[int, list[str | None]]:
+        """One round trip for all of them."""
+        return self._texts.read_with_time([PREFIX + scope for scope in scopes])
+
+    def swap(self, scope: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
+        """Under WATCH: of two that saw the same text one writes."""
+        return self._texts.swap(PREFIX + scope, seen, new, keep)

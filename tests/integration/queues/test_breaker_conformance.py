@@ -1,0 +1,282 @@
+"""What every store of circuit breakers and call slots does: the doubles in memory obey the same rules as Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from aijobs.ai.breaker import BreakerStore, CircuitBreaker, scope_of
+from aijobs.ai.slots import UNLIMITED, CallSlots
+from aijobs.errors import BrokerUnavailable
+from aijobs.queues import shared_texts
+from aijobs.queues.breaker_store import RedisBreakerStore
+from aijobs.queues.call_slots import RedisCallSlots, slot_key
+from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.queues.shared_texts import SharedTexts
+from aijobs.settings import Settings
+from aijobs.testing.memory_breaker_store import MemoryBreakerStore
+from aijobs.testing.memory_call_slots import MemoryCallSlots
+from tests.support.polling import poll
+from tests.support.processes import Processes
+from tests.support.servers import ValkeyServer
+
+SCOPE, OTHER = scope_of("deepseek"), scope_of("deepseek", "0190-user")
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Case:
+    """A store and slots, and the hands that a test needs around them."""
+
+    store: BreakerStore
+    slots: CallSlots
+    pass_time: Callable[[float], None]
+    break_down: Callable[[], None]
+
+
+def in_memory() -> Case:
+    store, now = MemoryBreakerStore(), [0.0]
+    slots = MemoryCallSlots(lambda: now[0])
+
+    def pass_time(seconds: float) -> None:
+        store.advance(seconds)
+        now[0] += seconds
+
+    def break_down() -> None:
+        store.away = slots.away = True
+
+    return Case(store, slots, pass_time, break_down)
+
+
+def in_redis(valkey: ValkeyServer) -> Case:
+    texts = SharedTexts.from_settings(Settings(redis_url=valkey.url))
+    return Case(RedisBreakerStore(texts), RedisCallSlots(texts), time.sleep, valkey.stop)
+
+
+@pytest.fixture(params=["memory", "redis"])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if request.param == "memory":
+        yield in_memory()
+        return
+    request.getfixturevalue("redis_url")
+    yield in_redis(request.getfixturevalue("valkey"))
+
+
+def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """What `count` threads got that began in the same moment."""
+    gate, got = threading.Barrier(count), [None] * count
+
+    def run(place: int) -> None:
+        gate.wait(10)
+        got[place] = act(place)
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return got
+
+
+# --- the store --------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_written_only_over_the_one_that_was_seen(case: Case) -> None:
+    assert case.store.read([SCOPE, OTHER])[1] == [None, None]
+    assert case.store.swap(SCOPE, None, "first", MINUTE)
+    assert not case.store.swap(SCOPE, None, "second", MINUTE)
+    assert not case.store.swap(SCOPE, "else", "second", MINUTE)
+    assert case.store.read([OTHER, SCOPE])[1] == [None, "first"]
+    assert case.store.swap(SCOPE, "first", "第二", MINUTE)
+    assert case.store.read([SCOPE])[1] == ["第二"]
+    assert not case.store.swap(SCOPE, "first", None, MINUTE)
+    assert case.store.swap(SCOPE, "第二", None, MINUTE)
+    assert case.store.read([SCOPE])[1] == [None]
+
+
+def test_a_text_is_forgotten_in_its_time_and_the_clock_goes_on(case: Case) -> None:
+    before, _ = case.store.read([SCOPE])
+    case.store.swap(SCOPE, None, "short", timedelta(milliseconds=50))
+    case.pass_time(0.1)
+    after, texts = case.store.read([SCOPE])
+    assert texts == [None]
+    assert after - before >= 100
+    assert case.store.swap(SCOPE, None, "again", MINUTE)
+
+
+def test_of_many_who_saw_the_same_text_one_writes(case: Case) -> None:
+    case.store.swap(SCOPE, None, "seen", MINUTE)
+    wrote = at_once(20, lambda place: case.store.swap(SCOPE, "seen", f"by {place}", MINUTE))
+    assert wrote.count(True) == 1
+    assert case.store.read([SCOPE])[1] == [f"by {wrote.index(True)}"]
+
+
+def test_a_store_that_is_away_says_so_and_the_breaker_counts_as_closed(case: Case) -> None:
+    breaker = CircuitBreaker(case.store, failures=1, open_s=30)
+    breaker.failed(SCOPE)
+    assert breaker.admit(SCOPE) is not None
+    case.break_down()
+    with pytest.raises(BrokerUnavailable):
+        case.store.read([SCOPE])
+    with pytest.raises(BrokerUnavailable):
+        case.store.swap(SCOPE, None, "x", MINUTE)
+    with capture_logs() as lines:
+        assert breaker.admit(SCOPE) is None
+        assert breaker.blocked_for(SCOPE) is None
+        breaker.failed(SCOPE)
+        breaker.succeeded(SCOPE)
+        assert [state.word for state in breaker.states([SCOPE])] == ["unknown"]
+    assert [line["event"] for line in lines] == ["breaker.store.away"]
+    with pytest.raises(BrokerUnavailable):
+        breaker.reset(SCOPE)
+
+
+# --- the breaker over it ----------------------------------------------------------------------------------
+
+
+def test_of_forty_who_ask_in_the_moment_the_time_is_over_one_makes_the_probe(case: Case) -> None:
+    breakers = [CircuitBreaker(case.store, failures=1, open_s=0.05) for _ in range(40)]
+    breakers[0].failed(SCOPE)
+    case.pass_time(0.06)
+    waits = at_once(40, lambda place: breakers[place].admit(SCOPE))
+    assert waits.count(None) == 1
+    assert all(wait > timedelta() for wait in waits if wait is not None)
+
+
+def test_failures_of_many_processes_are_added_up(case: Case) -> None:
+    breakers = [CircuitBreaker(case.store, failures=5, open_s=30) for _ in range(5)]
+    at_once(5, lambda place: breakers[place].failed(SCOPE, code="PROVIDER_TIMEOUT"))
+    (state,) = breakers[0].states([SCOPE])
+    assert (state.word, state.failures, state.opened, state.why) == ("open", 5, 1, "PROVIDER_TIMEOUT")
+
+
+# --- slots ------------------------------------------------------------------------------------------------
+
+
+def test_there_are_as_many_slots_as_the_limit_says_and_each_comes_back_once(case: Case) -> None:
+    tokens = [case.slots.take("deepseek", 3, 60) for _ in range(3)]
+    assert len(set(tokens)) == 3
+    assert case.slots.take("deepseek", 3, 60) is None
+    assert case.slots.in_use("deepseek", 3) == 3
+    assert case.slots.take("openai", 3, 60) is not None
+    case.slots.give_back("deepseek", tokens[1] or "")
+    assert case.slots.in_use("deepseek", 3) == 2
+    again = case.slots.take("deepseek", 3, 60)
+    assert again not in (None, *tokens)
+    case.slots.give_back("deepseek", tokens[1] or "")
+    assert case.slots.in_use("deepseek", 3) == 3
+
+
+def test_no_limit_takes_no_slot(case: Case) -> None:
+    assert {case.slots.take("deepseek", 0, 60) for _ in range(5)} == {UNLIMITED}
+    assert case.slots.in_use("deepseek", 0) is None
+    case.slots.give_back("deepseek", UNLIMITED)
+
+
+def test_the_slot_of_a_dead_worker_comes_back_and_its_ghost_frees_nobody_elses(case: Case) -> None:
+    dead = case.slots.take("deepseek", 1, 0.05)
+    assert case.slots.take("deepseek", 1, 60) is None
+    case.pass_time(0.06)
+    heir = case.slots.take("deepseek", 1, 60)
+    assert heir is not None
+    case.slots.give_back("deepseek", dead or "")
+    assert case.slots.take("deepseek", 1, 60) is None
+
+
+def test_forty_at_once_never_pass_the_limit(case: Case) -> None:
+    tokens = at_once(40, lambda _: case.slots.take("deepseek", 7, 60))
+    assert len({token for token in tokens if token}) == 7
+    assert case.slots.in_use("deepseek", 7) == 7
+
+
+def test_calls_go_on_uncounted_while_nobody_can_count(case: Case) -> None:
+    held = case.slots.take("deepseek", 1, 60) or ""
+    case.break_down()
+    with capture_logs() as lines:
+        assert case.slots.take("deepseek", 1, 60) == UNLIMITED
+        assert case.slots.in_use("deepseek", 1) is None
+        case.slots.give_back("deepseek", held)
+    assert [line["event"] for line in lines] in ([], ["calls.slots.away"])
+
+
+# --- Redis alone ------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_redis_is_waited_for_once_and_asked_again_when_it_is_back(
+    redis_url: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    texts = SharedTexts(connect(redis_url, timeout_s=0.2), pause_s=0.2)
+    breaker = CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=300)
+    breaker.failed(SCOPE)
+    real = shared_texts.unavailable
+    monkeypatch.setattr(shared_texts, "unavailable", lambda *args: asked.append(1) or real(*args))
+    valkey.freeze()
+    assert [breaker.admit(SCOPE) for _ in range(20)] == [None] * 20
+    assert len(asked) == 1
+    valkey.thaw()
+    poll(lambda: breaker.admit(SCOPE) is not None, timeout=5, what="the breaker is seen again")
+
+
+def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
+    start_valkey: Callable[..., ValkeyServer],
+) -> None:
+    server = start_valkey(f"user aijobs on >PASSWORD {ACL_RULES}")
+    texts = SharedTexts(connect(server.url_for("aijobs", "PASSWORD"), timeout_s=2))
+    breaker, slots = CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=0.02), RedisCallSlots(texts)
+    breaker.failed(SCOPE, exhausted=True)
+    breaker.failed(OTHER)
+    time.sleep(0.03)
+    assert breaker.admit(OTHER) is None
+    breaker.given_back(OTHER)
+    assert breaker.admit(OTHER) is None
+    breaker.succeeded(OTHER)
+    token = slots.take("deepseek", 1, 60)
+    with server.client() as client:
+        keys = {key.decode() for key in client.scan_iter()}
+        assert all(client.pttl(key) > 0 for key in keys)
+    assert keys == {f"aijobs:breaker:{SCOPE}", slot_key("deepseek", 0)}
+    assert breaker.reset(SCOPE).word in ("open", "half_open")
+    slots.give_back("deepseek", token or "")
+    with server.client() as client:
+        assert client.keys() == []
+
+
+RACER = """
+import sys, time
+from datetime import timedelta
+from aijobs.ai.breaker import CircuitBreaker
+from aijobs.queues.breaker_store import RedisBreakerStore
+from aijobs.queues.call_slots import RedisCallSlots
+from aijobs.queues.connection import connect
+from aijobs.queues.shared_texts import SharedTexts
+
+url, begin = sys.argv[1], float(sys.argv[2])
+texts = SharedTexts(connect(url, timeout_s=5))
+breaker, slots = CircuitBreaker(RedisBreakerStore(texts), 1, 0.01), RedisCallSlots(texts)
+breaker.blocked_for("p.platform")
+time.sleep(max(0.0, begin - time.time()))
+print("probe", breaker.admit("p.platform") is None)
+print("slots", sum(slots.take("p", 5, 60) is not None for _ in range(5)), flush=True)
+"""
+
+
+def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_limit(
+    redis_url: str, processes: Processes
+) -> None:
+    import sys
+
+    CircuitBreaker(RedisBreakerStore(SharedTexts(connect(redis_url))), failures=1, open_s=0.01).failed("p.platform")
+    begin = str(time.time() + 2)
+    racers = [processes.spawn([sys.executable, "-c", RACER, redis_url, begin], name=f"racer{n}") for n in range(4)]
+    poll(lambda: not any(racer.is_running for racer in racers), timeout=30, what="all racers are through")
+    said = [line for racer in racers for line in racer.output.splitlines()]
+    assert said.count("probe True") == 1
+    assert sum(int(line.split()[1]) for line in said if line.startswith("slots")) == 5
