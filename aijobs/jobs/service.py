@@ -5,26 +5,21 @@ Internal: the outside reaches it through business services, operators through re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, undefer
+from sqlalchemy.orm import Session
 
 from aijobs.ai.models import UserModelCredential
-from aijobs.canonical import find_faults
-from aijobs.db import Clock, Database, read_clock, savepoint
+from aijobs.db import Clock, Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
 from aijobs.ids import new_id
-from aijobs.jobs.chains import newest_of_chain
+from aijobs.jobs.creation import CreatedJob, JobCreation, of_today
 from aijobs.jobs.lifecycle import LifecycleRepository
-from aijobs.jobs.models import AiJob, JobTombstone, QuotaUsage
+from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
     CreateJobInput,
     Overrides,
@@ -35,8 +30,9 @@ from aijobs.jobs.requests import (
     request_hash,
     validated_input,
 )
-from aijobs.jobs.snapshots import SnapshotBuilder, read_snapshot
-from aijobs.jobs.status import CANCELLED, FAILED, FINAL
+from aijobs.jobs.retries import Retries
+from aijobs.jobs.status import CANCELLED, FINAL
+from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
@@ -45,17 +41,6 @@ from aijobs.settings import KeyRing
 __all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 
 logger = get_logger(__name__)
-
-HandOver = Callable[[OutgoingMessage], None]
-"""What the creating process does with its own event after the commit; it doesn't raise."""
-
-
-@dataclass(frozen=True)
-class CreatedJob:
-    """A job, and whether this request made it or found it."""
-
-    job: AiJob
-    created: bool
 
 
 class AiJobService:
@@ -68,21 +53,16 @@ class AiJobService:
         registry: JobDefinitionRegistry,
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
-        snapshots: SnapshotBuilder,
+        creation: JobCreation,
         message_keys: KeyRing,
-        hand_over: HandOver,
         withdraw: Callable[[AiJob, OutgoingMessage | None], None],
         known_prompt: Callable[[str, str], bool],
-        handover_delay: timedelta,
     ) -> None:
-        """`hand_over` sends a new job's message; `withdraw` tells workers and broker of a requested cancel.
-
-        A new job's event is due `handover_delay` ahead: the creator sends first, the dispatcher what was missed.
-        """
+        """`withdraw` tells workers and broker of a requested cancel."""
         self._database, self._clock, self._registry = database, clock, registry
-        self._lifecycle, self._outbox, self._snapshots = lifecycle, outbox, snapshots
-        self._keys, self._hand_over, self._withdraw = message_keys, hand_over, withdraw
-        self._known_prompt, self._handover_delay = known_prompt, handover_delay
+        self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
+        self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
+        self._retries = Retries(database, clock, registry, creation)
 
     # --- create ------------------------------------------------------------------------------------------------
 
@@ -90,7 +70,8 @@ class AiJobService:
         """Create a job with its snapshot, enqueue event and first history row: all or nothing.
 
         A key that led to a job for the same request before answers with that job, whatever its state.
-        Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED.
+        Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, TOO_MANY_JOBS and
+        QUOTA_EXCEEDED; a key that led to a job is answered before any limit.
         """
         definition = self._registry.get(job_type_name(request.job_type))
         check_request(request)
@@ -100,19 +81,19 @@ class AiJobService:
             existing = self._existing(session, definition, request)
         if existing is not None:
             return CreatedJob(existing, created=False)
-        self._ensure_user_row(request.user_id)
+        ensure_user_row(self._database, self._clock, request.user_id)
         job = self._new_job(definition, request, terms)
         message: list[OutgoingMessage] = []
 
         def create(session: Session) -> CreatedJob:
             message.clear()
-            self._lock_user(session, request.user_id)
+            lock_user_row(session, request.user_id)
             existing = self._existing(session, definition, request)
             if existing is not None:
                 return CreatedJob(existing, created=existing.id == job["id"])
             self._check_credential(session, request.user_id, terms)
             fresh = AiJob(**job)
-            inserted = self._insert(session, fresh, content)
+            inserted = self._creation.insert(session, fresh, definition, content)
             if inserted is None:
                 winner = self._existing(session, definition, request)
                 if winner is None:
@@ -126,7 +107,7 @@ class AiJobService:
             return CreatedJob(there, created=True) if there else None
 
         result = self._database.write(create, settled)
-        self._after_commit(result, message)
+        self._creation.announce(result, message)
         return result
 
     def _existing(self, session: Session, definition: JobDefinition, request: CreateJobInput) -> AiJob | None:
@@ -163,53 +144,16 @@ class AiJobService:
             "idempotency_key": request.idempotency_key,
             "request_hash": request_hash(request, self._keys) if keyed else None,
             "trigger_type": "user",
-            **_of_today(definition),
+            **of_today(definition),
             "prompt_version": terms.prompt_version,
             "output_schema_version": terms.output_schema_version,
         }
-
-    def _insert(self, session: Session, job: AiJob, content: Mapping[str, Any]) -> OutgoingMessage | None:
-        """Write job, snapshot, history and event; None where a unique constraint says that another was first."""
-        job.created_at = read_clock(session, self._clock)
-        try:
-            with savepoint(session):
-                self._lifecycle.create_job(session, job)
-        except IntegrityError:
-            return None
-        session.add(self._snapshots.build(session, job.id, job.input_schema_version, content))
-        event = self._outbox.add_enqueue(session, job, job.created_at + self._handover_delay)
-        session.flush()
-        return outgoing(event, job)
-
-    def _after_commit(self, result: CreatedJob, message: list[OutgoingMessage]) -> None:
-        if not result.created:
-            return
-        job = result.job
-        logger.info("job.created", **job_fields(job, outboxId=message[0].event_id if message else None))
-        if message:
-            self._hand_over(message[0])
-
-    def _ensure_user_row(self, user_id: str) -> None:
-        """Make the user's row in a transaction of its own: made and locked in one, two creators would deadlock."""
-        with self._database.read() as session:
-            if session.get(QuotaUsage, user_id) is not None:
-                return
-
-        def add(session: Session) -> None:
-            # Where another request was first the row is there, which is all that is needed.
-            with suppress(IntegrityError), savepoint(session):
-                session.add(QuotaUsage(user_id=user_id, created_at=self._clock.now()))
-
-        self._database.write(add)
-
-    def _lock_user(self, session: Session, user_id: str) -> None:
-        session.execute(select(QuotaUsage.user_id).where(QuotaUsage.user_id == user_id).with_for_update()).scalar()
 
     def _check_credential(self, session: Session, user_id: str, terms: Terms) -> None:
         if terms.credential_mode == PLATFORM_KEY:
             return
         credential = session.get(UserModelCredential, terms.credential_id)
-        if credential is None or credential.user_id != user_id:
+        if credential is None or (credential.user_id, credential.mode) != (user_id, terms.credential_mode):
             raise InputInvalid([("credentialId", "is no credential of this user")])
 
     # --- cancel ------------------------------------------------------------------------------------------------
@@ -263,118 +207,6 @@ class AiJobService:
 
         Asked again while the child is the newest and not final: the same child. JOB_NOT_RETRYABLE with a `reason`
         (not_final, succeeded, superseded, snapshot_expired, input_outdated, credential_gone, unknown_job_type) else.
+        The user's limits don't refuse it.
         """
-        parent = self._find(job_id, None)
-        message: list[OutgoingMessage] = []
-        child_id = new_id()
-
-        def retry(session: Session) -> CreatedJob:
-            message.clear()
-            self._lock_user(session, parent.user_id)
-            job = session.execute(
-                select(AiJob).where(AiJob.id == job_id).options(undefer(AiJob.validated_output))
-            ).scalar()
-            if job is None:  # Its retention was over in this very moment.
-                raise ApiError("JOB_NOT_FOUND")
-            live = self._live_child(session, job)
-            if live is not None:
-                return CreatedJob(live, created=live.id == child_id)
-            child, content = self._child(session, job, child_id)
-            inserted = self._insert(session, child, content)
-            if inserted is None:
-                winner = self._live_child(session, job)
-                if winner is None:
-                    raise ApiError("SERVICE_BUSY")
-                return CreatedJob(winner, created=False)
-            message.append(inserted)
-            return CreatedJob(child, created=True)
-
-        def settled(session: Session) -> CreatedJob | None:
-            there = session.get(AiJob, child_id)
-            return CreatedJob(there, created=True) if there else None
-
-        self._ensure_user_row(parent.user_id)
-        result = self._database.write(retry, settled)
-        logger.info("job.retried", by=by, parentJobId=job_id, **job_fields(result.job))
-        self._after_commit(result, message)
-        return result
-
-    def _live_child(self, session: Session, job: AiJob) -> AiJob | None:
-        """The job's child where it is the newest of the chain and not final; refused where the chain went on."""
-        child = session.execute(select(AiJob).where(AiJob.parent_job_id == job.id)).scalar()
-        if child is None:
-            return None
-        newest = newest_of_chain(session, job.root_id) or child
-        if newest.id == child.id and child.lifecycle_status not in FINAL:
-            return child
-        raise _not_retryable("superseded", newestJobId=newest.id)
-
-    def _child(self, session: Session, job: AiJob, child_id: str) -> tuple[AiJob, Mapping[str, Any]]:
-        """The new job of a retry and its input; JOB_NOT_RETRYABLE where there can't be one."""
-        if job.lifecycle_status not in (FAILED, CANCELLED):
-            raise _not_retryable("succeeded" if job.lifecycle_status in FINAL else "not_final")
-        definition = self._registry.find(job.job_type)
-        if definition is None:
-            raise _not_retryable("unknown_job_type")
-        if job.credential_mode != PLATFORM_KEY and job.credential_id is None:
-            raise _not_retryable("credential_gone")
-        child = AiJob(
-            id=child_id,
-            root_id=job.root_id,
-            parent_job_id=job.id,
-            user_id=job.user_id,
-            target_type=job.target_type,
-            target_id=job.target_id,
-            priority=job.priority,
-            credential_mode=job.credential_mode,
-            credential_id=job.credential_id,
-            trigger_type="admin",
-            **_of_today(definition),
-        )
-        same_versions = all(
-            getattr(child, version) == getattr(job, version)
-            for version in ("prompt_version", "input_schema_version", "output_schema_version")
-        )
-        if job.output_hash is not None and same_versions:
-            child.validated_output, child.output_hash = job.validated_output, job.output_hash
-        return child, self._input_again(session, job, definition)
-
-    def _input_again(self, session: Session, job: AiJob, definition: JobDefinition) -> Mapping[str, Any]:
-        snapshot = read_snapshot(session, job.id)
-        if snapshot is not None:
-            content: Mapping[str, Any] = snapshot.content
-            same = snapshot.schema_version == definition.input.schema_version
-            return content if same else _input_of_today(definition, content)
-        rebuilt = definition.rebuild(job.target_type, job.target_id) if definition.rebuild else None
-        if rebuilt is None:
-            raise _not_retryable("snapshot_expired")
-        return _input_of_today(definition, rebuilt)
-
-
-def _of_today(definition: JobDefinition) -> dict[str, Any]:
-    """What a job takes from its definition as it is now."""
-    return {
-        "job_type": definition.job_type,
-        "queue_name": definition.queue.queue_name,
-        "max_retry_count": definition.execution.max_retries,
-        "input_schema_version": definition.input.schema_version,
-        "output_schema_version": definition.output.schema_version,
-        "prompt_version": definition.prompt.version if definition.prompt else None,
-    }
-
-
-def _input_of_today(definition: JobDefinition, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Old content as today's schema has it, whose version it is labelled with.
-
-    JOB_NOT_RETRYABLE where today's schema refuses it: nobody who retries has fields to mend.
-    """
-    try:
-        if faults := list(find_faults(content)):
-            raise InputInvalid(faults)
-        return validated_input(definition, content)
-    except InputInvalid as refused:
-        raise _not_retryable("input_outdated", inputSchemaVersion=definition.input.schema_version) from refused
-
-
-def _not_retryable(reason: str, **details: Any) -> ApiError:
-    return ApiError("JOB_NOT_RETRYABLE", {"reason": reason, **details})
+        return self._retries.retry(self._find(job_id, None), by)
