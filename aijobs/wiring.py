@@ -9,6 +9,9 @@ from types import ModuleType
 
 from aijobs import job_types
 from aijobs.ai.cost import CostCalculator
+from aijobs.ai.credential_service import CredentialService
+from aijobs.ai.credential_store import CredentialStore
+from aijobs.ai.credentials import CredentialVault
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import Route
@@ -47,6 +50,7 @@ from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
+from aijobs.upkeep.rotation import CredentialRotation
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,16 @@ class Services:
     lifecycle: LifecycleRepository
     jobs: AiJobService
     flashcards: FlashcardService
+    credential_store: CredentialStore
+    credentials: CredentialService
     monitor: Monitor
 
-    def check_schema(self) -> None:
-        """`SettingsError` where the database's schema is not the one that this code knows."""
+    def check_start(self) -> None:
+        """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
+        a key that the ring doesn't hold.
+        """
         check_schema(self.database.engine)
+        self.credentials.check_ring()
 
 
 def build_services(
@@ -104,6 +113,7 @@ def build_services(
         known_prompt=prompts.exists,
         handover_delay=settings.seconds("handover_delay"),
     )
+    credential_store = build_credential_store(settings, clock)
     return Services(
         settings=settings,
         database=database,
@@ -118,8 +128,15 @@ def build_services(
         lifecycle=lifecycle,
         jobs=jobs,
         flashcards=FlashcardService(database, jobs),
+        credential_store=credential_store,
+        credentials=CredentialService(database, clock, credential_store),
         monitor=Monitor(settings, database, clock, registry, broker, presence),
     )
+
+
+def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
+    """Users' own keys under the ring of the settings."""
+    return CredentialStore(clock, CredentialVault(settings.credential_keys, settings.secret_key))
 
 
 def build_registry(
@@ -185,7 +202,7 @@ def build_engine(
 
 def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], None]) -> Crew:
     """What a consumer of a queue of jobs works with."""
-    services.check_schema()
+    services.check_start()
     instance = InstanceId.current()
     presence = build_presence(services, instance, queue_name)
     engine = build_engine(services, presence, instance, abandon)
@@ -211,7 +228,7 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
 
 def build_maintenance_crew(services: Services) -> Crew:
     """What a consumer of the maintenance queue works with: the passes."""
-    services.check_schema()
+    services.check_start()
     s, settings = services, services.settings
     instance = InstanceId.current()
     presence = build_presence(s, instance, MAINTENANCE_QUEUE)
@@ -250,6 +267,11 @@ def build_retention(services: Services) -> Retention:
         keep_jobs=timedelta(days=settings.job_days),
         keep_tombstones=timedelta(days=settings.tombstone_days),
     )
+
+
+def build_rotation(services: Services) -> CredentialRotation:
+    """What moves users' stored keys under the ring's newest key."""
+    return CredentialRotation(services.database, services.credential_store)
 
 
 def build_redrive(services: Services) -> Redrive:

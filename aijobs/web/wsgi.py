@@ -1,4 +1,4 @@
-"""The application as a server imports it: refused, in one line, where the settings or the schema are wrong."""
+"""The application as a server imports it: refused, in one line, where settings, schema or stored keys don't fit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BOOT_ERROR = 3
 
 
 def build_app() -> Flask:
-    """The application, its schema checked; ends the process with one line where it can't be.
+    """The application, the database checked; ends the process with one line where it can't be.
 
-    Under the `flask` command the schema isn't looked at: `flask db upgrade` is what makes it.
+    Under the `flask` command the database isn't looked at: `flask db upgrade` is what makes it.
     """
     try:
         settings = Settings.load()
         _check_keys(settings)
         app = create_app(settings)
         if not settings.run_by_flask:
-            app.extensions["aijobs"].check_schema()
+            app.extensions["aijobs"].check_start()
     except AijobsError as error:
         _refuse(str(error))
     except OperationalError as error:

@@ -33,6 +33,7 @@ from tests.support.rows import prepare_database
 __all__ = ["BEGIN", "KEYS", "Kit", "KitBroker", "open_kit", "prepare_database", "race", "scratch_database"]
 
 KEYS = KeyRing((("k1", b"m" * 32),))
+CREDENTIAL_KEYS = KeyRing((("c1", b"c" * 32),))
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 """Where a frozen clock stands at first."""
 
@@ -223,6 +224,7 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
         "secret_key": "s" * 32,
         "jwt_secret": "j" * 32,
         "message_keys": KEYS,
+        "credential_keys": CREDENTIAL_KEYS,
         **settings,
     }
     chosen = Settings(**values)

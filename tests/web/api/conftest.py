@@ -35,6 +35,7 @@ def settings(create_sqlite_database: Callable[..., str], redis_url: str, run: Ru
         secret_key="s" * 32,
         jwt_secret=SECRET,
         message_keys=KeyRing((("k1", b"m" * 32),)),
+        credential_keys=KeyRing((("c1", b"c" * 32),)),
     )
 
 
