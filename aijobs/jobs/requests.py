@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,9 @@ from aijobs.canonical import canonical_bytes, find_faults, identifier_fault, jso
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import InputInvalid
 from aijobs.settings import KeyRing
+
+UnavailableFor = Callable[[JobDefinition, str, str | None], timedelta | None]
+"""Whether nobody would work now on a job of this definition, credential mode and credential id, and for how long."""
 
 
 @dataclass(frozen=True)
