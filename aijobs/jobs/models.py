@@ -100,6 +100,8 @@ class AiJob(Base):
         Index("ix_ai_jobs_user_status", "user_id", "lifecycle_status", "id"),
         Index("ix_ai_jobs_leases", "lifecycle_status", "lock_until", "id"),
         Index("ix_ai_jobs_holders", "locked_by"),
+        # Fairness: each user's jobs of a queue, the best first.
+        Index("ix_ai_jobs_turns", "queue_name", "lifecycle_status", "user_id", "priority", "id"),
         Index("ix_ai_jobs_ended", "lifecycle_status", "finished_at", "id"),
         TABLE_OPTIONS,
     )
@@ -189,6 +191,16 @@ class QuotaUsage(Base):
 
     user_id: Mapped[str] = mapped_column(Key(255), primary_key=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class QuotaReservation(Base):
+    """What a job may spend, for a user with a quota of tokens or cost. It counts while the job isn't final."""
+
+    __tablename__ = "quota_reservations"
+
+    job_id: Mapped[str] = mapped_column(Key(36), ForeignKey("ai_jobs.id", ondelete="CASCADE"), primary_key=True)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    cost_micros: Mapped[int] = mapped_column(BigInteger)
 
 
 class QueuePause(Base):

@@ -15,7 +15,15 @@ from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.db import Clock, Database, change_rows, read_clock
-from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot, JobTombstone, QuotaUsage
+from aijobs.jobs.models import (
+    AiJob,
+    AiJobArtifact,
+    AiJobEvent,
+    AiJobSnapshot,
+    JobTombstone,
+    QuotaReservation,
+    QuotaUsage,
+)
 from aijobs.jobs.status import FINAL
 from aijobs.logs import get_logger
 from aijobs.outbox.models import OutboxEvent
@@ -130,6 +138,7 @@ class Retention:
 _HANGING_ON_A_JOB = (
     (OutboxEvent, OutboxEvent.aggregate_id),
     (AiUsageLog, AiUsageLog.job_id),
+    (QuotaReservation, QuotaReservation.job_id),
     (AiJobArtifact, AiJobArtifact.job_id),
     (AiJobSnapshot, AiJobSnapshot.job_id),
     (AiJobEvent, AiJobEvent.job_id),

@@ -237,6 +237,7 @@ def upgrade() -> None:
     op.create_index(op.f("ix_ai_jobs_root_id"), "ai_jobs", ["root_id"])
     op.create_index("ix_ai_jobs_status_newest", "ai_jobs", ["lifecycle_status", "created_at", "id"])
     op.create_index("ix_ai_jobs_target", "ai_jobs", ["target_id"])
+    op.create_index("ix_ai_jobs_turns", "ai_jobs", ["queue_name", "lifecycle_status", "user_id", "priority", "id"])
     op.create_index("ix_ai_jobs_type_newest", "ai_jobs", ["job_type", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_newest", "ai_jobs", ["user_id", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_status", "ai_jobs", ["user_id", "lifecycle_status", "id"])
@@ -307,6 +308,17 @@ def upgrade() -> None:
     op.create_index(op.f("ix_ai_job_snapshots_expires_at"), "ai_job_snapshots", ["expires_at"])
 
     op.create_table(
+        "quota_reservations",
+        sa.Column("job_id", Key(36), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cost_micros", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["ai_jobs.id"], name=op.f("fk_quota_reservations_job_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_quota_reservations")),
+        **IN_UTF8MB4,
+    )
+    op.create_table(
         "ai_usage_logs",
         sa.Column("id", Key(36), nullable=False),
         sa.Column("job_id", Key(36), nullable=False),
@@ -347,6 +359,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     # Indexes go with their tables; MariaDB lets go of none that a foreign key leans on.
     op.drop_table("ai_usage_logs")
+    op.drop_table("quota_reservations")
     op.drop_table("ai_job_snapshots")
     op.drop_table("ai_job_events")
     op.drop_table("ai_job_artifacts")

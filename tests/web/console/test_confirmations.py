@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from aijobs.jobs import service
+from aijobs.jobs import retries
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.outbox.models import OutboxEvent
 from aijobs.web.console.actions import RETRY
@@ -149,7 +149,7 @@ def test_action_that_does_not_fit_the_state_is_refused_with_the_reason(stage: St
 
 
 def test_each_reason_that_the_service_refuses_a_retry_for_has_words() -> None:
-    told = set(re.findall(r'_not_retryable\(\s*"(\w+)"', Path(service.__file__).read_text(encoding="utf-8")))
+    told = set(re.findall(r'_not_retryable\(\s*"(\w+)"', Path(retries.__file__).read_text(encoding="utf-8")))
     assert len(told) > 4
     assert told <= set(RETRY.reasons)
 

@@ -1,0 +1,206 @@
+"""What one user may ask for: so many jobs at once, and so much a day and a month.
+
+Facts are counted, and no counter is kept: what was used is read from the jobs and the ledger of provider calls, and
+what is promised from the reservations of jobs that aren't final. So nothing drifts, nothing is settled twice, and the
+statement that ends a job is the one that gives back what it had reserved. Whoever asks holds the user's row, so that
+two requests at once don't both find the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, or_, select, true
+from sqlalchemy.orm import Session
+
+from aijobs.ai.forecast import NOTHING, Forecast, Forecaster
+from aijobs.ai.models import AiUsageLog
+from aijobs.clock import iso
+from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
+from aijobs.errors import ApiError
+from aijobs.jobs.models import AiJob, QuotaReservation
+from aijobs.jobs.status import CANCELLED, FAILED, OPEN
+
+TOO_MANY_RETRY_AFTER = timedelta(seconds=5)
+"""When to ask again while too many jobs are on their way: nobody knows when one of them ends."""
+COUNTED = ("jobs", "tokens", "cost_micros")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a user may use in a period; 0: any amount."""
+
+    jobs: int = 0
+    tokens: int = 0
+    cost_micros: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every limit of a user; 0: none."""
+
+    active_jobs: int = 0
+    day: Quota = Quota()
+    month: Quota = Quota()
+
+    @property
+    def periods(self) -> tuple[tuple[str, Quota], ...]:
+        """The quotas that limit anything, by period."""
+        return tuple((name, quota) for name, quota in (("day", self.day), ("month", self.month)) if quota != Quota())
+
+    @property
+    def reserve(self) -> bool:
+        """Whether tokens or cost are limited, so that jobs reserve them."""
+        return any(quota.tokens or quota.cost_micros for _, quota in self.periods)
+
+
+class UserLimits:
+    """Admits new jobs. Its caller holds the user's row."""
+
+    def __init__(self, limits: Limits, forecaster: Forecaster) -> None:
+        self._limits, self._forecaster = limits, forecaster
+
+    def admit(
+        self, session: Session, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]
+    ) -> QuotaReservation | None:
+        """The reservation to be written with `job`, where there is one to make.
+
+        `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED where the user has no room for it; an operator's retry is not
+        refused, and counts among what is used.
+        """
+        need = self._need(job, definition, content)
+        if job.trigger_type == "user":
+            self._check_active(session, job.user_id)
+            self._check_quotas(session, job, need)
+        if need == NOTHING:
+            return None
+        return QuotaReservation(job_id=job.id, tokens=need.tokens, cost_micros=need.cost_micros)
+
+    def _need(self, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]) -> Forecast:
+        """What the job may spend; nothing where an answer is there already, which a retry inherits."""
+        if not self._limits.reserve or job.output_hash is not None:
+            return NOTHING
+        return self._forecaster.call(definition, job.credential_mode, content, job.created_at)
+
+    def _check_active(self, session: Session, user_id: str) -> None:
+        allowed = self._limits.active_jobs
+        if not allowed:
+            return
+        query = select(func.count()).where(AiJob.user_id == user_id, AiJob.lifecycle_status.in_(OPEN))
+        active = session.execute(query).scalar_one()
+        if active >= allowed:
+            details = {"limit": "userActiveJobs", "used": active, "allowed": allowed}
+            raise ApiError("TOO_MANY_JOBS", details, TOO_MANY_RETRY_AFTER)
+
+    def _check_quotas(self, session: Session, job: AiJob, need: Forecast) -> None:
+        """Of several quotas that are used up, the one that lasts longest is told."""
+        periods = self._limits.periods
+        if not periods:
+            return
+        starts = {"day": _day(job.created_at), "month": _month(job.created_at)}
+        ends = {"day": starts["day"] + timedelta(days=1), "month": _month(starts["month"] + timedelta(days=31))}
+        used = session.execute(_used(job.user_id, {name: starts[name] for name, _ in periods})).one()
+        more = {"jobs": 1, "tokens": need.tokens, "cost_micros": need.cost_micros}
+        for name, quota in reversed(periods):
+            for what in COUNTED:
+                allowed, so_far = getattr(quota, what), int(getattr(used, f"{name}_{what}"))
+                if allowed and so_far + more[what] > allowed:
+                    raise _exceeded(name, what, so_far, more[what], allowed, job.created_at, ends[name])
+
+
+def _exceeded(
+    period: str, what: str, used: int, needed: int, allowed: int, at: datetime, resets_at: datetime
+) -> ApiError:
+    details: dict[str, Any] = {
+        "limit": f"quota{period.title()}{what.title().replace('_', '')}",
+        "period": period,
+        "used": used,
+        "needed": needed,
+        "allowed": allowed,
+    }
+    if needed > allowed:
+        return ApiError("QUOTA_EXCEEDED", details)  # Waiting helps nobody: it is more than a whole period's.
+    return ApiError("QUOTA_EXCEEDED", {**details, "resetsAt": iso(resets_at)}, resets_at - at)
+
+
+def _day(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _month(at: datetime) -> datetime:
+    return _day(at).replace(day=1)
+
+
+# --- what is used: one statement, so that a job which ends meanwhile is seen before its end or after, not between ---
+
+
+def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
+    """One row with `{period}_{jobs|tokens|cost_micros}` for each period."""
+    jobs, spent, promised = _jobs(user_id, starts), _spent(user_id, starts), _promised(user_id)
+    columns: list[ColumnElement[Any]] = []
+    for name in starts:
+        columns.append(jobs.c[name].label(f"{name}_jobs"))
+        for what in ("tokens", "cost_micros"):
+            columns.append((spent.c[f"{name}_{what}"] + promised.c[what]).label(f"{name}_{what}"))
+    return select(*columns).select_from(jobs.join(spent, true()).join(promised, true()))
+
+
+def _since(column: Any, start: datetime, value: Any) -> ColumnElement[Any]:
+    """The sum of `value` over the rows from `start` on."""
+    return func.coalesce(func.sum(case((column >= start, value), else_=0)), 0)
+
+
+def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
+    """The jobs that the user asked for, without those that ended before a provider was asked."""
+    asked = exists().where(AiUsageLog.job_id == AiJob.id)
+    return (
+        select(*(_since(AiJob.created_at, start, 1).label(name) for name, start in starts.items()))
+        .where(
+            AiJob.user_id == user_id,
+            AiJob.created_at >= min(starts.values()),
+            AiJob.trigger_type == "user",
+            or_(AiJob.lifecycle_status.not_in((CANCELLED, FAILED)), asked),
+        )
+        .subquery("jobs")
+    )
+
+
+def _spent(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
+    """What calls on the platform's keys came to, as far as it is known; a user's own key is the user's own money."""
+    at, columns = AiUsageLog.started_at, []
+    for name, start in starts.items():
+        tokens = _since(at, start, AiUsageLog.prompt_tokens) + _since(at, start, AiUsageLog.completion_tokens)
+        columns += [
+            tokens.label(f"{name}_tokens"),
+            _since(at, start, AiUsageLog.cost_micros).label(f"{name}_cost_micros"),
+        ]
+    where = (AiUsageLog.user_id == user_id, at >= min(starts.values()), AiUsageLog.credential_mode == PLATFORM_KEY)
+    return select(*columns).where(*where).subquery("spent")
+
+
+def _promised(user_id: str) -> Subquery:
+    """What jobs that aren't final have reserved, beyond what their calls came to already."""
+    reserved = QuotaReservation
+    left = (
+        select(
+            (reserved.tokens - _of_job(AiUsageLog.prompt_tokens) - _of_job(AiUsageLog.completion_tokens)).label(
+                "tokens"
+            ),
+            (reserved.cost_micros - _of_job(AiUsageLog.cost_micros)).label("cost_micros"),
+        )
+        .join(AiJob, AiJob.id == reserved.job_id)
+        .where(AiJob.user_id == user_id, AiJob.lifecycle_status.in_(OPEN))
+        .subquery("left_of_job")
+    )
+    return select(
+        *(func.coalesce(func.sum(case((column > 0, column), else_=0)), 0).label(column.name) for column in left.c)
+    ).subquery("promised")
+
+
+def _of_job(column: Any) -> ColumnElement[Any]:
+    return (
+        select(func.coalesce(func.sum(column), 0)).where(AiUsageLog.job_id == QuotaReservation.job_id).scalar_subquery()
+    )
