@@ -353,6 +353,10 @@ class InvalidTimeout(DefinitionError):
     """`timeout_ms` is not within 1,000–600,000."""
 
 
+class InvalidOutputLimit(DefinitionError):
+    """`max_output_tokens` is not within 1–200,000."""
+
+
 class InvalidRetryPolicy(DefinitionError):
     """`max_retries`, the backoff or the abort strategy is not valid."""
 

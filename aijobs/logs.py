@@ -53,8 +53,9 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # SQL echo would print bound parameters: user ids and content. Never below WARNING, whatever the level.
-    for name in ("sqlalchemy", "sqlalchemy.engine", "jieba"):
+    # SQL echo would print bound parameters, and a client its requests: user ids, content and keys. Never below WARNING,
+    # whatever the level.
+    for name in ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # The pool writes a stack for each connection that a database took with it; the outage's own lines tell of it.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 
 from aijobs import job_types
-from aijobs.ai.cost import CostCalculator
+from aijobs.ai.availability import Availability
+from aijobs.ai.breaker import BreakerStore, CircuitBreaker
+from aijobs.ai.catalogue import DEFAULT, Catalogue
+from aijobs.ai.cost import BUILT_IN, CostCalculator
 from aijobs.ai.credential_service import CredentialService
 from aijobs.ai.credential_store import CredentialStore
 from aijobs.ai.credentials import CredentialVault
+from aijobs.ai.forecast import Forecaster
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.ai.provider import Route
-from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.ai.provider import AiProvider
+from aijobs.ai.providers.local import LocalProvider
 from aijobs.ai.router import ModelRouter
+from aijobs.ai.slots import CallSlots
 from aijobs.ai.usage import UsageLog
 from aijobs.db import Clock, Database, DatabaseClock
 from aijobs.definitions.definition import MAINTENANCE_QUEUE
@@ -31,7 +37,9 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
 from aijobs.events import EventBus
 from aijobs.ids import InstanceId
+from aijobs.jobs.creation import JobCreation
 from aijobs.jobs.lifecycle import Lease, LifecycleRepository
+from aijobs.jobs.limits import Limits, Quota, UserLimits
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
@@ -39,10 +47,13 @@ from aijobs.learning.flashcards import FlashcardService
 from aijobs.monitor.monitor import Monitor
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
+from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.broker import RedisBroker
+from aijobs.queues.call_slots import RedisCallSlots
 from aijobs.queues.crew import Crew, Pass
 from aijobs.queues.message import OutgoingMessage
 from aijobs.queues.presence import BEAT_S, Presence, PresenceReader
+from aijobs.queues.shared_texts import SharedTexts
 from aijobs.schema import check_schema
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
@@ -62,6 +73,11 @@ class Services:
     clock: Clock
     registry: JobDefinitionRegistry
     prompts: PromptTemplates
+    catalogue: Catalogue
+    router: ModelRouter
+    breaker: CircuitBreaker
+    call_slots: CallSlots
+    costs: CostCalculator
     bus: EventBus
     broker: RedisBroker
     presence: PresenceReader
@@ -88,15 +104,27 @@ def build_services(
     database: Database | None = None,
     clock: Clock | None = None,
     broker: RedisBroker | None = None,
+    breaker_store: BreakerStore | None = None,
+    call_slots: CallSlots | None = None,
 ) -> Services:
-    """Everything but workers. Nothing is connected yet; a definition that is wrong stops the start with its name."""
+    """Everything but workers. Nothing is connected yet; a definition or a providers file that is wrong stops the start
+    with what is wrong in it.
+    """
     database = database or Database(settings.database_url)
     clock = clock or DatabaseClock()
     broker = broker or RedisBroker.from_settings(settings)
     presence = PresenceReader(broker.client)
+    if breaker_store is None or call_slots is None:
+        texts = SharedTexts.from_settings(settings)
+        breaker_store = breaker_store or RedisBreakerStore(texts)
+        call_slots = call_slots or RedisCallSlots(texts)
+    catalogue = Catalogue.load(settings.providers, settings.provider_keys)
+    router = ModelRouter(catalogue.routes, DEFAULT, catalogue.user_routes)
+    breaker = CircuitBreaker(breaker_store, settings.breaker_failures, settings.breaker_open_s)
+    costs = CostCalculator.load(Path(settings.prices) if settings.prices else BUILT_IN, catalogue.price_names())
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
-    registry = build_registry(prompts, modules, production=settings.production)
+    registry = build_registry(prompts, modules, router, production=settings.production)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
@@ -106,12 +134,19 @@ def build_services(
         registry,
         lifecycle,
         outbox,
-        SnapshotBuilder(clock, timedelta(days=settings.snapshot_days)),
+        JobCreation(
+            clock,
+            lifecycle,
+            outbox,
+            SnapshotBuilder(clock, timedelta(days=settings.snapshot_days)),
+            UserLimits(_limits(settings), Forecaster(router.routes, costs)),
+            hand_over(broker),
+            settings.seconds("handover_delay"),
+        ),
         settings.message_keys,
-        hand_over=hand_over(broker),
         withdraw=_withdraw(broker),
         known_prompt=prompts.exists,
-        handover_delay=settings.seconds("handover_delay"),
+        unavailable_for=Availability(router, breaker).unavailable_for,
     )
     credential_store = build_credential_store(settings, clock)
     return Services(
@@ -120,6 +155,11 @@ def build_services(
         clock=clock,
         registry=registry,
         prompts=prompts,
+        catalogue=catalogue,
+        router=router,
+        breaker=breaker,
+        call_slots=call_slots,
+        costs=costs,
         bus=EventBus(),
         broker=broker,
         presence=presence,
@@ -140,17 +180,22 @@ def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
 
 
 def build_registry(
-    prompts: PromptTemplates, modules: Iterable[ModuleType], *, production: bool
+    prompts: PromptTemplates, modules: Iterable[ModuleType], router: ModelRouter, *, production: bool
 ) -> JobDefinitionRegistry:
     """All job types and projectors there are, checked."""
-    registry = JobDefinitionRegistry(prompts.exists, build_router().knows)
+    registry = JobDefinitionRegistry(prompts.exists, router.knows)
     registry.load(modules, production=production)
     return registry
 
 
-def build_router() -> ModelRouter:
-    """Where calls go: to the built-in provider, on nobody's key."""
-    return ModelRouter({"local": Route(NAME, MODEL)}, default="local")
+def _limits(settings: Settings) -> Limits:
+    """What one user may ask for."""
+    s = settings
+    return Limits(
+        s.user_active_jobs,
+        day=Quota(s.quota_day_jobs, s.quota_day_tokens, s.quota_day_cost_micros),
+        month=Quota(s.quota_month_jobs, s.quota_month_tokens, s.quota_month_cost_micros),
+    )
 
 
 def _withdraw(broker: RedisBroker) -> Callable[[AiJob, OutgoingMessage | None], None]:
@@ -170,7 +215,6 @@ def build_engine(
 ) -> ExecutionEngine:
     """The engine of one worker process."""
     s, settings = services, services.settings
-    local = LocalProvider(settings.instance_path / "jieba")
     usage = UsageLog(s.clock)
 
     def watcher(engine: ExecutionEngine) -> Watcher:
@@ -188,16 +232,33 @@ def build_engine(
 
     return ExecutionEngine(
         prepare=Prepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance)),
-        resolve=Resolve(s.database, s.prompts, build_router()),
-        execute=Execute(s.database, s.lifecycle, AiGateway([local]), usage, CostCalculator.load()),
+        resolve=Resolve(s.database, s.prompts, s.router, s.credential_store),
+        execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs),
         project=Project(s.database, s.lifecycle, s.registry),
-        settle=Settle(s.database, s.clock, s.lifecycle, usage),
+        settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
         lifecycle=s.lifecycle,
         bus=s.bus,
         presence=presence,
         watcher=watcher,
         abandon=abandon,
     )
+
+
+def build_gateway(services: Services) -> AiGateway:
+    """The way to all providers there are."""
+    s = services
+    servers = {name: config.max_concurrent_calls for name, config in s.catalogue.providers.items()}
+    return AiGateway(build_providers(services), servers, s.breaker, s.call_slots)
+
+
+def build_providers(services: Services) -> list[AiProvider]:
+    """The built-in provider, and one for each server of the catalogue. No connection is opened yet."""
+    # Here, as it takes a second to load: the web process, which asks nobody, does without.
+    from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
+
+    loop = LoopThread()
+    servers = [OpenAiCompatibleProvider(config, loop) for config in services.catalogue.providers.values()]
+    return [LocalProvider(services.settings.instance_path / "jieba"), *servers]
 
 
 def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], None]) -> Crew:

@@ -50,8 +50,12 @@ class _Price:
 class CostCalculator:
     """Prices by provider and model. Make one with `load`."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        """`document` has the shape of `prices.toml`. Raises `SettingsError` where it has not."""
+    def __init__(self, document: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
+        """`document` has the shape of `prices.toml`. Raises `SettingsError` where it has not.
+
+        `names`: the list's name of a provider, where it is another one.
+        """
+        self._names = dict(names or {})
         try:
             self.version = _text(document["version"])
             self.currency = _text(document["currency"])
@@ -63,13 +67,13 @@ class CostCalculator:
             raise SettingsError(f"the price list is not valid: {type(error).__name__}: {error}") from error
 
     @classmethod
-    def load(cls, path: Path = BUILT_IN) -> CostCalculator:
+    def load(cls, path: Path = BUILT_IN, names: Mapping[str, str] | None = None) -> CostCalculator:
         """The calculator for a price list file. Raises `SettingsError` for one that can't be read."""
         try:
             document = tomllib.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise SettingsError(f"the price list {path.name} can't be read: {error}") from error
-        return cls(document)
+        return cls(document, names)
 
     def cost(
         self,
@@ -101,6 +105,7 @@ class CostCalculator:
         return Cost((per_million + _MILLION // 2) // _MILLION, self.currency, self.version)
 
     def _price(self, provider: str, model: str) -> _Price | None:
+        provider = self._names.get(provider, provider)
         found = self._prices.get((provider, model))
         if found is None and (dated := _DATED.fullmatch(model)):
             found = self._prices.get((provider, dated["name"]))

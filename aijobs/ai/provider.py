@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aijobs.ai.prompts import Prompt
+from aijobs.errors import JobError
 
 
 class CancellationToken(Protocol):
@@ -25,6 +26,22 @@ class CancellationToken(Protocol):
     def progress(self, percent: int) -> None:
         """Say that the answer is there to `percent` (0–100): as often as you like, shown twice a second at most."""
 
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the attempt must stop, at once where it must already: the place to abort a call."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, or raise the error that ends the attempt as soon as there is one."""
+
+
+class SealedKey(Protocol):
+    """A user's own key, still encrypted."""
+
+    @property
+    def credential_id(self) -> str: ...
+
+    def open(self) -> str:
+        """The key in plain, for one call; nobody keeps it. `JobError(CREDENTIAL_INVALID)` where it can't be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -40,7 +57,8 @@ class GenerateRequest:
 
     `prompt` is what a model reads; `input` is the snapshot's content, for a provider that works by rules;
     `output_schema` is the JSON Schema that the answer has to satisfy. How long it may take is the token's to
-    say.
+    say. `constrained` is off where the last answer was blank, as some providers answer under a constraint: then the
+    prompt alone asks for JSON.
     """
 
     job_type: str
@@ -48,6 +66,10 @@ class GenerateRequest:
     prompt: Prompt = field(repr=False)
     input: Mapping[str, Any] = field(repr=False)
     output_schema: Mapping[str, Any] = field(repr=False)
+    max_output_tokens: int = 8_000
+    constrained: bool = True
+    credential: SealedKey | None = field(default=None, repr=False)
+    """The user's own key that pays, or None for the platform's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,39 @@ class GenerateAnswer:
     cached_tokens: int
     estimated: bool
     finish_reason: str
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What is known of a call that gave no answer: what it may have cost, and what the server said.
+
+    `billed` is yes, no or unknown.
+    """
+
+    billed: str = "unknown"
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    estimated: bool = False
+    finish_reason: str | None = None
+    http_status: int | None = None
+    request_id: str | None = None
+
+
+class CallFailed(JobError):
+    """A call that gave no answer to use; `facts` go to its usage row."""
+
+    def __init__(self, code: str, internal: str, facts: CallFacts = CallFacts(), **more: Any) -> None:
+        super().__init__(code, internal, **more)
+        self.facts = facts
+
+
+class ConstraintRefused(CallFailed):
+    """The server doesn't take this kind of `response_format`; asked again, the provider asks for less."""
+
+    def __init__(self, internal: str, facts: CallFacts) -> None:
+        super().__init__("INTERNAL_CONFIG", internal, facts)
 
 
 class AiProvider(Protocol):
@@ -76,4 +131,6 @@ class AiProvider(Protocol):
         """The name that routes and usage rows use."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer. Raises `JobError` with a code of `errors.py`, and whatever the token raises."""
+        """The answer. Raises `JobError` with a code of `errors.py` (`CallFailed` with what is known of the call), and
+        whatever the token raises.
+        """

@@ -1,4 +1,4 @@
-"""Which provider and model a job's calls go to."""
+"""Which providers and models a job's calls may go to, in order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ class Routed(Protocol):
 
 
 class ModelRouter:
-    """Chooses by definition and credential mode.
+    """Chooses by definition and credential mode; which of the choices is well just now, the gateway finds out.
 
     `routes` by name; `default` names the one for definitions without a route; `user_routes` says, by
-    credential mode, where calls on a user's own key go, whatever the definition's route is.
+    credential mode, where calls on a user's own key go, whatever the definition's route is: a user's key never
+    goes where the platform's goes, nor the other way round.
     """
 
     def __init__(
-        self, routes: Mapping[str, Route], default: str, user_routes: Mapping[str, Route] | None = None
+        self,
+        routes: Mapping[str, tuple[Route, ...]],
+        default: str,
+        user_routes: Mapping[str, tuple[Route, ...]] | None = None,
     ) -> None:
         self._routes = dict(routes)
         self._default = default
@@ -39,16 +43,16 @@ class ModelRouter:
         routes, name = self._choice(route, credential_mode)
         return name in routes
 
-    def route(self, definition: Routed, credential_mode: str) -> Route:
-        """The route of a definition's calls. `JobError(INTERNAL_CONFIG)` where nothing is configured for
-        it.
+    def routes(self, definition: Routed, credential_mode: str) -> tuple[Route, ...]:
+        """Where a definition's calls go: first to the first, then to the next. `JobError(INTERNAL_CONFIG)` where
+        nothing is configured for it.
         """
         routes, name = self._choice(definition.route, credential_mode)
         if name not in routes:
             raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")
         return routes[name]
 
-    def _choice(self, route: str | None, credential_mode: str) -> tuple[Mapping[str, Route], str]:
+    def _choice(self, route: str | None, credential_mode: str) -> tuple[Mapping[str, tuple[Route, ...]], str]:
         if credential_mode != "platform_key":
             return self._user_routes, credential_mode
         return self._routes, self._default if route is None else route

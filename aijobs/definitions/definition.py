@@ -150,6 +150,8 @@ class JobDefinition:
     prompt: PromptRef | None = None
     route: str | None = None
     """The name of a configured route; None: the default one."""
+    max_output_tokens: int = 8_000
+    """The most that a provider is asked to write. After an answer that was cut off, twice as many, and so on."""
     script: Script | None = None
     """Instead of a prompt, for a type that asks no provider and leaves no usage row."""
     rebuild: Callable[[str, str], dict[str, Any] | None] | None = None

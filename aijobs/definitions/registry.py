@@ -20,6 +20,7 @@ from aijobs.definitions.projector import ResultProjector
 
 JOB_TYPE = re.compile(r"[a-z][a-z0-9_]{1,63}")
 TIMEOUT_MS = (1_000, 600_000)
+MAX_OUTPUT_TOKENS = (1, 200_000)
 
 
 def _default_route_alone(route: str | None, credential_mode: str) -> bool:
@@ -142,6 +143,11 @@ def _check_execution(d: JobDefinition) -> None:
     low, high = TIMEOUT_MS
     if not _is_int(e.timeout_ms) or not low <= e.timeout_ms <= high:
         raise errors.InvalidTimeout(f"{d.job_type}: timeout_ms {e.timeout_ms!r} is not within {low}–{high}")
+    low, high = MAX_OUTPUT_TOKENS
+    if not _is_int(d.max_output_tokens) or not low <= d.max_output_tokens <= high:
+        raise errors.InvalidOutputLimit(
+            f"{d.job_type}: max_output_tokens {d.max_output_tokens!r} is not within {low}–{high}"
+        )
     if not _is_int(e.max_retries) or not 0 <= e.max_retries <= 20:
         raise errors.InvalidRetryPolicy(f"{d.job_type}: max_retries {e.max_retries!r} is not within 0–20")
     backoff = e.retry_backoff

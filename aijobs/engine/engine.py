@@ -22,15 +22,17 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.run import Run
 from aijobs.engine.settle import Settle
 from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
-from aijobs.errors import CancelRequested, JobError, LifecycleError
+from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
 from aijobs.events import EventBus
 from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.message import PUT_BACK, JobMessage
 
 logger = get_logger(__name__)
 
 NOT_TAKEN = "not_taken"
+PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
 
 
 class Presence(Protocol):
@@ -116,6 +118,8 @@ class ExecutionEngine:
             self._walk(run)
         except LifecycleError as gone:
             self._yield(run, gone)
+        except ProvidersBusy as busy:
+            self._postpone(run, busy)
         except BaseException as error:
             self._fail(run, as_job_error(error), error)
         finally:
@@ -165,6 +169,25 @@ class ExecutionEngine:
                 self._leave_to_reaper(run, error.code, second)
             else:
                 complete(self._bus, run, job, error.code)
+
+    def _postpone(self, run: Run, busy: ProvidersBusy) -> None:
+        """No provider is to be asked now: the job waits, and the worker's slot is free for another."""
+        with run.ending:
+            if run.ended.is_set() or run.token.reason in (LOST, RELEASED):
+                return
+            try:
+                job = self._settle.postpone(run, busy)
+            except LifecycleError as gone:
+                self._yield(run, gone)
+            except Exception as second:
+                self._leave_to_reaper(run, PROVIDER_UNAVAILABLE, second)
+            else:
+                waits = job.lifecycle_status not in FINAL and job.retry_count == run.job.retry_count
+                if waits:
+                    logger.info("job.postponed", waitMs=round(busy.wait.total_seconds() * 1000), **run.fields(job))
+                    run.end("postponed")
+                else:
+                    complete(self._bus, run, job, job.error_code or PROVIDER_UNAVAILABLE)
 
     def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
         """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""

@@ -5,25 +5,27 @@ No database session is open while a provider is called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from aijobs.ai.cost import CostCalculator
+from aijobs.ai.cost import Cost, CostCalculator
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.items import schema_faults
 from aijobs.ai.output import read_answer
-from aijobs.ai.provider import GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.usage import CallResult, UsageLog
 from aijobs.canonical import canonical_hash, find_faults
-from aijobs.clock import Stopwatch, utc_now
+from aijobs.clock import utc_now
 from aijobs.db import Database
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import OpenCall, Run
+from aijobs.errors import JobError
 from aijobs.ids import new_id
 from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
@@ -34,6 +36,8 @@ logger = get_logger(__name__)
 
 MAX_TOKENS = 2**31 - 1
 """What a column of the ledger holds, and more than any model reads."""
+
+_Counts = tuple[int | None, int | None, int | None]
 
 
 class Execute:
@@ -60,7 +64,7 @@ class Execute:
         if resolved.request is None:
             run.output = self._scripted(run, resolved.input)
             return
-        text, finish_reason = self._ask(run, resolved.request)
+        text, finish_reason = self._ask(run, resolved.request, resolved.routes)
         output = _validated(run, resolved.input, read_answer(text, finish_reason))
         self._save(run, output)
 
@@ -71,56 +75,72 @@ class Execute:
         run.token.raise_if_cancelled()
         return _validated(run, job_input, answer)
 
-    def _ask(self, run: Run, request: GenerateRequest) -> tuple[str, str]:
-        watch = Stopwatch()
-        try:
-            answer = self._gateway.generate(request, run.token, on_call=lambda route: self._open(run, route))
-        finally:
-            if run.call is not None:
-                run.call.result = replace(run.call.result, latency_ms=watch.ms)
+    def _ask(self, run: Run, request: GenerateRequest, routes: Sequence[Route]) -> tuple[str, str]:
+        answer = self._gateway.generate(request, routes, run.token, _Ledger(self, run))
         if run.call is not None:
-            run.call.result = self._priced(answer, watch.ms)
+            run.call.result = self._priced(answer, run.call)
         run.token.raise_if_cancelled()
         return answer.text, answer.finish_reason
 
-    def _open(self, run: Run, route: Route) -> None:
-        """Open the usage row and tell the history, before the request leaves."""
-
-        usage_id = new_id()
+    def open_call(self, run: Run, route: Route) -> None:
+        """Open the usage row and tell the history, before the request leaves; the row of the attempt's call before it,
+        which failed, is closed with it.
+        """
+        usage_id, before = new_id(), run.call
 
         def open_row(session: Session) -> str:
             job = self._lifecycle.note_provider_call(session, run.claim)
+            if before is not None:
+                self._usage.close(session, before.usage_id, before.result)
             return self._usage.open(session, job, route.provider, route.model, usage_id)
 
         self._database.write(open_row, settle=lambda s: self._usage.find(s, usage_id))
-        run.call = OpenCall(usage_id, CallResult(route.provider, route.model))
+        run.call = OpenCall(usage_id, CallResult(route.provider, route.model), utc_now())
         logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
 
-    def _priced(self, answer: GenerateAnswer, latency_ms: int) -> CallResult:
-        prompt, completion, cached = _counts(answer)
-        cost = None
-        if prompt is not None and completion is not None and cached is not None:
-            cost = self._costs.cost(
-                answer.provider,
-                answer.model,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cached_tokens=cached,
-                at=utc_now(),
-            )
+    def fail_call(self, run: Run, error: JobError) -> None:
+        """Note what a call that gave no answer came to, for whoever closes its row."""
+        call = run.call
+        if call is None:
+            return
+        facts = error.facts if isinstance(error, CallFailed) else CallFacts()
+        counts = _counts(facts)
+        cost = self._cost(call.result.provider, call.result.model, counts, call.at) if facts.billed != "no" else None
+        call.result = replace(
+            call.result,
+            **_told(counts, cost),
+            estimated=facts.estimated,
+            billed=facts.billed,
+            latency_ms=call.watch.ms,
+            finish_reason=facts.finish_reason,
+            error_code=error.code,
+            http_status=facts.http_status,
+            request_id=facts.request_id,
+        )
+
+    def _priced(self, answer: GenerateAnswer, call: OpenCall) -> CallResult:
+        counts = _counts(answer)
+        cost = self._cost(answer.provider, answer.model, counts, call.at)
+        if cost is None:
+            logger.warning("usage.no_price", provider=answer.provider, model=answer.model)
         return CallResult(
             provider=answer.provider,
             model=answer.model,
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cached_tokens=cached,
+            **_told(counts, cost),
             estimated=answer.estimated,
-            cost_micros=cost.micro_units if cost else None,
-            currency=cost.currency if cost else None,
-            price_version=cost.price_version if cost else None,
             billed="yes",
-            latency_ms=latency_ms,
+            latency_ms=call.watch.ms,
             finish_reason=answer.finish_reason,
+            request_id=answer.request_id,
+        )
+
+    def _cost(self, provider: str, model: str, counts: _Counts, at: datetime) -> Cost | None:
+        """What a call at `at` cost; None where no price is known, or no count can be believed."""
+        prompt, completion, cached = counts
+        if prompt is None or completion is None or cached is None:
+            return None
+        return self._costs.cost(
+            provider, model, prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached, at=at
         )
 
     def _save(self, run: Run, output: dict[str, Any]) -> None:
@@ -137,16 +157,42 @@ class Execute:
         logger.info("job.output_saved", **run.fields())
 
 
-def _counts(answer: GenerateAnswer) -> tuple[int | None, int | None, int | None]:
+class _Ledger:
+    """The gateway's book of calls, kept by EXECUTE for one attempt."""
+
+    def __init__(self, execute: Execute, run: Run) -> None:
+        self._execute, self._run = execute, run
+
+    def opened(self, route: Route) -> None:
+        self._execute.open_call(self._run, route)
+
+    def failed(self, error: JobError) -> None:
+        self._execute.fail_call(self._run, error)
+
+
+def _counts(told: GenerateAnswer | CallFacts) -> _Counts:
     """Prompt, completion and cached tokens as a provider counted them; None for each that can't be true.
 
     An answer is paid for whatever its counts say, and must not be lost to them.
     """
-    counts = (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+    counts = (told.prompt_tokens, told.completion_tokens, told.cached_tokens)
     prompt, completion, cached = (n if isinstance(n, int) and 0 <= n <= MAX_TOKENS else None for n in counts)
     if prompt is not None and cached is not None and cached > prompt:
         cached = None
     return prompt, completion, cached
+
+
+def _told(counts: _Counts, cost: Cost | None) -> dict[str, Any]:
+    """Counts and cost as a usage row has them."""
+    prompt, completion, cached = counts
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "cached_tokens": cached,
+        "cost_micros": cost.micro_units if cost else None,
+        "currency": cost.currency if cost else None,
+        "price_version": cost.price_version if cost else None,
+    }
 
 
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,43 +1,62 @@
-"""Stage 2, RESOLVE: the snapshot, the credential, the prompt and the route of the model."""
+"""Stage 2, RESOLVE: the snapshot, the credential, the prompt and the routes to a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from sqlalchemy.orm import Session
 
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.ai.provider import GenerateRequest
+from aijobs.ai.provider import GenerateRequest, Route, SealedKey
 from aijobs.ai.router import ModelRouter
 from aijobs.db import Database
 from aijobs.definitions.definition import PLATFORM_KEY
+from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.snapshots import read_snapshot
+
+MOST_OUTPUT_TOKENS = 64_000
+"""More room than this is given to no answer that was cut off: the prompt asks for less instead."""
+
+
+class CredentialStore(Protocol):
+    """Where users' own keys are."""
+
+    def find_sealed(self, session: Session, job: AiJob) -> SealedKey | None:
+        """The key that pays for the job, still encrypted; None where it was deleted."""
+        ...
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the work needs: the input, and the request for a provider where the type asks one."""
+    """What the work needs: the input, and the request for a provider where the type asks one, with where it may go."""
 
     input: Mapping[str, Any] = field(repr=False)
     request: GenerateRequest | None = field(repr=False)
+    routes: tuple[Route, ...] = ()
 
 
 class Resolve:
     """Gathers what an attempt works on."""
 
-    def __init__(self, database: Database, prompts: PromptTemplates, router: ModelRouter) -> None:
+    def __init__(
+        self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: CredentialStore
+    ) -> None:
         self._database, self._prompts, self._router = database, prompts, router
+        self._credentials = credentials
 
     def resolve(self, run: Run) -> Resolved:
         """The attempt's input and request. `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG."""
         job, definition = run.job, run.definition
-        if job.credential_mode != PLATFORM_KEY and job.credential_id is None:
-            raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
         with self._database.read() as session:
+            credential = self._credential(session, job)
             snapshot = read_snapshot(session, job.id)
+            before = count_retries(session, job)
         if snapshot is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
         content: Mapping[str, Any] = snapshot.content
@@ -53,5 +72,28 @@ class Resolve:
                 "faults": job.answer_faults or (),
             },
         )
-        route = self._router.route(definition, job.credential_mode)
-        return Resolved(content, GenerateRequest(job.job_type, route, prompt, content, schema))
+        routes = self._router.routes(definition, job.credential_mode)
+        request = GenerateRequest(
+            job_type=job.job_type,
+            route=routes[0],
+            prompt=prompt,
+            input=content,
+            output_schema=schema,
+            max_output_tokens=_room(definition.max_output_tokens, before["VALIDATION_TRUNCATED"]),
+            constrained=before["PROVIDER_EMPTY_OUTPUT"] == 0,
+            credential=credential,
+        )
+        return Resolved(content, request, routes)
+
+    def _credential(self, session: Session, job: AiJob) -> SealedKey | None:
+        if job.credential_mode == PLATFORM_KEY:
+            return None
+        sealed = self._credentials.find_sealed(session, job)
+        if sealed is None:
+            raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
+        return sealed
+
+
+def _room(tokens: int, truncations: int) -> int:
+    """How many tokens an answer may have, after so many that were cut off."""
+    return max(tokens, min(tokens * 2**truncations, MOST_OUTPUT_TOKENS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
 from sqlalchemy import func, select
@@ -34,10 +35,11 @@ def _is_retried(rule: Retried, definition: JobDefinition, same_code_before: int)
     return rule in (Retried.BACKOFF, Retried.REPROMPT)
 
 
-def count_retries(session: Session, job: AiJob, code: str) -> int:
-    """How often the job was tried again for this code, by its history."""
-    return session.execute(
-        select(func.count()).where(
-            AiJobEvent.job_id == job.id, AiJobEvent.type == "retry_scheduled", AiJobEvent.error_code == code
-        )
-    ).scalar_one()
+def count_retries(session: Session, job: AiJob) -> Counter[str]:
+    """How often the job was tried again for each code, by its history."""
+    rows = session.execute(
+        select(AiJobEvent.error_code, func.count())
+        .where(AiJobEvent.job_id == job.id, AiJobEvent.type == "retry_scheduled")
+        .group_by(AiJobEvent.error_code)
+    )
+    return Counter({code: times for code, times in rows if code is not None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from aijobs.ai.usage import CallResult
@@ -21,6 +22,9 @@ class OpenCall:
 
     usage_id: str
     result: CallResult
+    at: datetime
+    """When it left, which is the time that its price is of."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
 
 @dataclass

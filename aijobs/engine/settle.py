@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
@@ -12,7 +15,7 @@ from aijobs.engine.failure import internal_text
 from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
-from aijobs.errors import JobError, LifecycleError
+from aijobs.errors import JobError, LifecycleError, ProvidersBusy
 from aijobs.jobs.changes import freed
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob
@@ -20,13 +23,30 @@ from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
 
+JITTER = 0.1
+"""The longest part of a wait that is put on top of it."""
+
 
 class Settle:
     """The one place where an error becomes a change of the job."""
 
-    def __init__(self, database: Database, clock: Clock, lifecycle: LifecycleRepository, usage: UsageLog) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        lifecycle: LifecycleRepository,
+        usage: UsageLog,
+        *,
+        patience: timedelta,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """A job waits up to `patience` from its creation, uncounted, for providers that are not to be asked now.
+
+        `chance` is a number from 0 to 1, anew at each call: jobs that failed together don't come back together.
+        """
         self._database, self._clock = database, clock
         self._lifecycle, self._usage = lifecycle, usage
+        self._patience, self._chance = patience, chance
 
     def settle(self, run: Run, error: JobError, cause: BaseException, *, tries: int = TRIES) -> AiJob:
         """Record `error` under the claim, in one transaction with the usage row it closes.
@@ -62,6 +82,17 @@ class Settle:
             logger.error("usage.close_failed", error=type(third).__name__, **run.fields(job, error.code))
         return job
 
+    def postpone(self, run: Run, busy: ProvidersBusy) -> AiJob:
+        """Give the lease back until a provider is worth asking: no error of the job, and no retry is used up. Where the
+        job has waited for them too long, an error like any other.
+        """
+        with self._database.read() as session:
+            age = read_clock(session, self._clock) - run.job.created_at
+        if age >= self._patience:
+            error = JobError("PROVIDER_UNAVAILABLE", f"waited {age} for a provider", retry_after=busy.wait)
+            return self.settle(run, error, error)
+        return self._lifecycle.release(run.claim, wait=busy.wait)
+
     def cancel(self, run: Run, *, tries: int = TRIES) -> AiJob:
         """End the job `cancelled` under the claim, and close the usage row of its call."""
         call = _closed(run, CANCELLED)
@@ -95,9 +126,11 @@ class Settle:
             run.definition,
             retry_count=run.job.retry_count,
             max_retries=run.job.max_retry_count,
-            same_code_before=count_retries(session, run.job, error.code),
+            same_code_before=count_retries(session, run.job)[error.code],
         )
         ms = run.stopwatch.ms
+        if wait is not None:
+            wait *= 1 + JITTER * self._chance()
         if wait is None:
             info = JobErrorInfo.of(error.code, text)
             return self._lifecycle.mark_failed(run.claim, info, session, duration_ms=ms)

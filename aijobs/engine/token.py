@@ -26,7 +26,7 @@ class CancellationToken:
         self._event = threading.Event()
         self._guard = threading.Lock()
         self._reason: str | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     @property
     def reason(self) -> str | None:
@@ -55,7 +55,7 @@ class CancellationToken:
         for callback in callbacks:
             callback()
 
-    def on_cancel(self, callback: Callable[[], None]) -> None:
+    def on_cancel(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the attempt must stop: at once where it must already. Used to abort a call in flight."""
         with self._guard:
             if self._reason is None:

@@ -237,12 +237,14 @@ class LifecycleRepository:
 
     # --- giving the lease away ---------------------------------------------------------------------------------
 
-    def release(self, claim: Claim, *, actor: str = WORKER) -> AiJob:
-        """Give the lease back at once, uncounted: for a worker that stops. Another may take the job now."""
+    def release(self, claim: Claim, *, actor: str = WORKER, wait: timedelta = timedelta()) -> AiJob:
+        """Give the lease back, uncounted: for a worker that stops, or for a job whose providers are not to be asked
+        now. Another may take the job after `wait`.
+        """
 
         def free(session: Session) -> AiJob:
             note = Note("released", actor)
-            job = self._go_on_or_cancel(session, claim, note, next_attempt_at=self._clock.now(), **_FREE)
+            job = self._go_on_or_cancel(session, claim, note, next_attempt_at=self._clock.now(wait), **_FREE)
             return self._ask_again(session, job)
 
         return self._database.write(free, settle=freed(claim))

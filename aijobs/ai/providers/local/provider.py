@@ -13,6 +13,7 @@ from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateReques
 from aijobs.ai.providers.local.chinese import ChineseRules
 from aijobs.ai.providers.local.flashcards import make_flashcards
 from aijobs.ai.providers.local.reader import NotesReader
+from aijobs.ai.tokens import estimate_tokens
 from aijobs.errors import JobError
 
 NAME = "local"
@@ -60,11 +61,3 @@ class LocalProvider:
             estimated=True,
             finish_reason="stop",
         )
-
-
-def estimate_tokens(text: str) -> int:
-    """About how many tokens a model would count: four Latin characters to one, and ten ideographs to six."""
-    ideographs = sum(1 for character in text if character >= "\u2e80")
-    if not text:
-        return 0
-    return max(1, (len(text) - ideographs) // 4 + ideographs * 6 // 10)

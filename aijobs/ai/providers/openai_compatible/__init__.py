@@ -1,0 +1,10 @@
+"""Any server that speaks OpenAI's chat completions: DeepSeek, OpenAI, vLLM, Ollama, llama.cpp.
+
+Reading order: provider (the port), call (one request and its stream), refusals (what a server's error means),
+loop (where asynchronous code runs).
+"""
+
+from aijobs.ai.providers.openai_compatible.loop import LoopThread
+from aijobs.ai.providers.openai_compatible.provider import OpenAiCompatibleProvider
+
+__all__ = ["LoopThread", "OpenAiCompatibleProvider"]

@@ -1,0 +1,166 @@
+"""One request and its stream: what has come so far, how long it may go on, and what it was when it broke off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aijobs.ai.output import MAX_CHARACTERS
+from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest
+from aijobs.ai.tokens import estimate_tokens
+
+BLANK_LIMIT = 4_000
+"""White space in a row after which a model is taken to have run away, as some do under a grammar."""
+
+
+@dataclass
+class Limits:
+    """Seconds of one call. A keep-alive is no progress: only data that tells something counts."""
+
+    first_data_s: float
+    idle_s: float
+    deadline_s: float
+    """Until the attempt's own deadline, which bounds everything."""
+
+
+@dataclass
+class Received:
+    """What has come of an answer. Read from another thread when the call was cut off."""
+
+    request: GenerateRequest = field(repr=False)
+    pieces: list[str] = field(default_factory=list, repr=False)
+    characters: int = 0
+    blanks: int = 0
+    thought: int = 0
+    """Characters of reasoning, which are paid for and kept nowhere."""
+    refused: bool = False
+    finish_reason: str | None = None
+    model: str | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+    status: int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def add(self, chunk: Mapping[str, Any]) -> bool:
+        """Take in a chunk of the stream; whether it told anything. `CallFailed` where the answer grows without end."""
+        usage, choices = chunk.get("usage"), chunk.get("choices") or ()
+        if isinstance(usage, Mapping):
+            self.usage = usage
+        if isinstance(chunk.get("model"), str) and chunk["model"]:
+            self.model = chunk["model"]
+        told = self._add_choice(choices[0]) if choices else False
+        return told or bool(usage)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> bool:
+        said = choice.get("delta") or choice.get("message") or {}
+        text, thought = said.get("content"), said.get("reasoning_content") or said.get("reasoning")
+        if isinstance(thought, str):
+            self.thought += len(thought)
+        if isinstance(text, str):
+            self._add_text(text)
+        if said.get("refusal"):
+            self.refused = True
+        if isinstance(reason := choice.get("finish_reason"), str):
+            self.finish_reason = reason
+        return bool(text or thought or said.get("refusal") or reason)
+
+    def _add_text(self, text: str) -> None:
+        self.pieces.append(text)
+        self.characters += len(text)
+        kept = text.rstrip()
+        self.blanks = len(text) - len(kept) + (0 if kept else self.blanks)
+        if self.characters > MAX_CHARACTERS:
+            long = f"the answer passed {MAX_CHARACTERS} characters"
+            raise CallFailed("VALIDATION_OUTPUT_TOO_LARGE", long, self.facts())
+        if self.blanks > BLANK_LIMIT:
+            if self.blanks == self.characters:
+                raise CallFailed("PROVIDER_EMPTY_OUTPUT", "nothing but white space came", self.facts())
+            raise CallFailed("PROVIDER_STREAM_BROKEN", "the answer ran away into white space", self.facts())
+
+    def answer(self, provider: str) -> GenerateAnswer:
+        """The whole answer. `CallFailed` where the model refused, or where the stream ended without saying so."""
+        if self.refused or self.finish_reason == "content_filter":
+            raise CallFailed("CONTENT_SAFETY_PROVIDER", "the provider declined", self.facts("yes"))
+        if self.finish_reason is None:
+            raise CallFailed("PROVIDER_STREAM_BROKEN", "the stream ended without a finish_reason", self.facts())
+        if self.finish_reason == "insufficient_system_resource":
+            raise CallFailed("PROVIDER_UNAVAILABLE", "cut off: insufficient_system_resource", self.facts())
+        prompt, completion, cached, estimated = self._counts()
+        return GenerateAnswer(
+            text=self.text,
+            provider=provider,
+            model=self.model or self.request.route.model,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            estimated=estimated,
+            finish_reason=self.finish_reason,
+            request_id=self.request_id,
+        )
+
+    def facts(self, billed: str = "unknown") -> CallFacts:
+        """What is known of a call that gave no answer; its counts are estimated where the provider sent none."""
+        prompt, completion, cached, estimated = self._counts()
+        return CallFacts(
+            billed=billed,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            estimated=estimated,
+            finish_reason=self.finish_reason,
+            http_status=self.status,
+            request_id=self.request_id,
+        )
+
+    def _counts(self) -> tuple[int, int, int, bool]:
+        """Prompt, completion and cached tokens, and whether they are our estimate.
+
+        Cached ones are a part of the prompt's, which DeepSeek splits into hit and miss and others give as a whole.
+        """
+        prompt, completion = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
+        hit, miss = self.usage.get("prompt_cache_hit_tokens"), self.usage.get("prompt_cache_miss_tokens")
+        details = self.usage.get("prompt_tokens_details")
+        if hit is None and isinstance(details, Mapping):
+            hit = details.get("cached_tokens")
+        if prompt is None and isinstance(hit, int) and isinstance(miss, int):
+            prompt = hit + miss
+        if isinstance(prompt, int) and isinstance(completion, int):
+            return prompt, completion, hit if isinstance(hit, int) else 0, False
+        asked = estimate_tokens(self.request.prompt.system) + estimate_tokens(self.request.prompt.user)
+        return asked, estimate_tokens(self.text) + self.thought // 3, 0, True
+
+
+async def receive(chunks: Callable[[], Any], received: Received, limits: Limits, show: Callable[[int], None]) -> None:
+    """Open a stream and take it in to its end, within the limits.
+
+    `chunks()` opens it: an awaitable of an asynchronous iterator of mappings. `show` is told how far it is. Raises
+    `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it stalled, and `TimeoutError` where
+    the deadline has passed.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limits.deadline_s
+    told = False
+    try:
+        async with asyncio.timeout_at(min(deadline, loop.time() + limits.first_data_s)) as limit:
+            stream: AsyncIterator[Mapping[str, Any]] = await chunks()
+            async for chunk in stream:
+                if received.add(chunk):
+                    told = True
+                    limit.reschedule(min(deadline, loop.time() + limits.idle_s))
+                    show(_share(received.characters + received.thought))
+    except TimeoutError:
+        if loop.time() >= deadline:
+            raise
+        if told:
+            raise CallFailed("PROVIDER_STREAM_BROKEN", f"no data for {limits.idle_s:g} s", received.facts()) from None
+        raise CallFailed("PROVIDER_TIMEOUT", f"no data within {limits.first_data_s:g} s", received.facts()) from None
+
+
+def _share(characters: int) -> int:
+    """How far an answer is, of which nobody knows how long it will be: half after 3,000 characters, never whole."""
+    return min(95, 100 * characters // (characters + 3_000))

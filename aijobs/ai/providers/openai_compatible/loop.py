@@ -1,0 +1,34 @@
+"""One event loop in a thread of its own, shared by all calls of a process.
+
+Calls are asynchronous because only such a one can be ended from another thread: a synchronous client that is closed
+from there leaves its blocked read blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Started by its first call; a daemon, so that it holds up no process that ends."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `work` there. Cancelling the future ends it within the loop's next turn."""
+        return asyncio.run_coroutine_threadsafe(work, self._running())
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._guard:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="provider-calls", daemon=True).start()
+            return self._loop
