@@ -24,6 +24,7 @@ from aijobs.jobs.requests import (
     CreateJobInput,
     Overrides,
     Terms,
+    UnavailableFor,
     agree_terms,
     check_request,
     is_same_request,
@@ -57,12 +58,16 @@ class AiJobService:
         message_keys: KeyRing,
         withdraw: Callable[[AiJob, OutgoingMessage | None], None],
         known_prompt: Callable[[str, str], bool],
+        unavailable_for: UnavailableFor,
     ) -> None:
-        """`withdraw` tells workers and broker of a requested cancel."""
+        """`withdraw` tells workers and broker of a requested cancel; `unavailable_for` is asked before a job is made,
+        outside of any transaction.
+        """
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
         self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
-        self._retries = Retries(database, clock, registry, creation)
+        self._unavailable_for = unavailable_for
+        self._retries = Retries(database, clock, registry, creation, unavailable_for)
 
     # --- create ------------------------------------------------------------------------------------------------
 
@@ -70,8 +75,8 @@ class AiJobService:
         """Create a job with its snapshot, enqueue event and first history row: all or nothing.
 
         A key that led to a job for the same request before answers with that job, whatever its state.
-        Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, TOO_MANY_JOBS and
-        QUOTA_EXCEEDED; a key that led to a job is answered before any limit.
+        Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, PLATFORM_UNAVAILABLE,
+        TOO_MANY_JOBS and QUOTA_EXCEEDED; a key that led to a job is answered before any limit, and in any outage.
         """
         definition = self._registry.get(job_type_name(request.job_type))
         check_request(request)
@@ -81,6 +86,9 @@ class AiJobService:
             existing = self._existing(session, definition, request)
         if existing is not None:
             return CreatedJob(existing, created=False)
+        wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
+        if wait is not None:
+            raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
         ensure_user_row(self._database, self._clock, request.user_id)
         job = self._new_job(definition, request, terms)
         message: list[OutgoingMessage] = []
