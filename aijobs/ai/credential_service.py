@@ -52,8 +52,10 @@ class CredentialService:
 
         def add(session: Session) -> Credential:
             lock_user_row(session, user_id)
-            if len(self._store.find_own(session, user_id)) >= MOST_CREDENTIALS:
-                raise ApiError("QUOTA_EXCEEDED", {"quota": "credentials", "limit": MOST_CREDENTIALS})
+            used = len(self._store.find_own(session, user_id))
+            if used >= MOST_CREDENTIALS:
+                details = {"limit": "credentials", "used": used, "allowed": MOST_CREDENTIALS}
+                raise ApiError("QUOTA_EXCEEDED", details)
             return self._store.add(session, place, label, key)
 
         return self._database.write(add, settle=lambda session: self._store.find(session, place.credential_id))

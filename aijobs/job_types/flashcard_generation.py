@@ -264,7 +264,7 @@ DEFINITION = d.JobDefinition(
     ),
     input=d.Input("1", Input),
     output=d.Output("1", Output, check),
-    credential=d.Credential((d.PLATFORM_KEY,), d.PLATFORM_KEY),
+    credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
     projector=PROJECTOR.key,
     prompt=d.PromptRef(JOB_TYPE, "v1"),
 )

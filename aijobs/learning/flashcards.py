@@ -10,11 +10,12 @@ from sqlalchemy import select
 from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
 from aijobs.db import Database
+from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.job_types.flashcard_generation import JOB_TYPE
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput
+from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
 from aijobs.learning.models import Flashcard
 
 TARGET_TYPE = "note"
@@ -27,11 +28,13 @@ class FlashcardService:
         self._database, self._jobs = database, jobs
 
     def create(self, user_id: str, body: Mapping[str, Any], idempotency_key: str | None = None) -> CreatedJob:
-        """Ask for cards from the notes in `body` (`lang`, `source`, `segments`, `options`).
+        """Ask for cards from the notes in `body` (`lang`, `source`, `segments`, `options`), on the user's own key where
+        it names one (`credentialId`).
 
         Raises what `AiJobService.create_job` raises.
         """
-        source = body.get("source")
+        notes, overrides = take_credential(body)
+        source = notes.get("source")
         note = source.get("id") if isinstance(source, Mapping) else None
         if isinstance(note, str) and (fault := identifier_fault(note)):
             raise InputInvalid([("source.id", fault)])
@@ -42,8 +45,9 @@ class FlashcardService:
                 target_type=TARGET_TYPE,
                 # What isn't a text is named by the input's schema, as `source.id`.
                 target_id=note if isinstance(note, str) else "-",
-                input=body,
+                input=notes,
                 idempotency_key=idempotency_key,
+                overrides=overrides,
             )
         )
 
@@ -63,6 +67,20 @@ class FlashcardService:
                 select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
             ).scalars()
             return newest, [_as_json(card) for card in cards]
+
+
+def take_credential(body: Mapping[str, Any]) -> tuple[dict[str, Any], Overrides]:
+    """The body without `credentialId`, and whose key its job runs on. `InputInvalid` for what can be no id.
+
+    Whose credential it is, `AiJobService.create_job` looks at.
+    """
+    rest = dict(body)
+    if "credentialId" not in rest:
+        return rest, Overrides()
+    credential_id = rest.pop("credentialId")
+    if not isinstance(credential_id, str):
+        raise InputInvalid([("credentialId", "must be a text")])
+    return rest, Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
 
 
 def _as_json(card: Flashcard) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from aijobs import logs
 from aijobs.db import Base
 from aijobs.settings import PACKAGE, Settings, resource
 from aijobs.web import auth, console, errors, headers
-from aijobs.web.api import admin, user
+from aijobs.web.api import admin, internal, user
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.health import health
 
@@ -69,6 +69,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     app.register_blueprint(health)
     user.init_app(app)
     admin.init_app(app)
+    internal.init_app(app)
     console.init_app(app)
     if settings.trusted_proxies:
         n = settings.trusted_proxies

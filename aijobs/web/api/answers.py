@@ -9,6 +9,8 @@ from typing import Any
 
 from flask import Response, jsonify
 
+from aijobs.ai.credential_store import Credential
+from aijobs.ai.breaker import BreakerState
 from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.errors import describe
@@ -40,6 +42,11 @@ def answer(body: Mapping[str, Any], status: int = 200, location: str | None = No
     if location is not None:
         response.headers["Location"] = location
     return response
+
+
+def no_content() -> Response:
+    """204: done, and there is nothing to say."""
+    return Response(status=204)
 
 
 def user_job(view: JobView, lang: str) -> dict[str, Any]:
@@ -94,6 +101,19 @@ def admin_detail(detail: JobDetail, lang: str) -> dict[str, Any]:
         outbox=[outbox_event(each) for each in detail.outbox],
         usage=[_usage(each) for each in detail.usage],
         chain=[_link(each) for each in detail.chain],
+    )
+
+
+def credential(stored: Credential) -> dict[str, Any]:
+    """A key of the user's own, by what it is recognised by."""
+    return _present(
+        credentialId=stored.id,
+        mode=stored.mode,
+        label=stored.label,
+        lastFour=stored.last_four,
+        fingerprint=stored.fingerprint,
+        createdAt=stored.created_at,
+        lastUsedAt=stored.last_used_at,
     )
 
 

@@ -26,8 +26,8 @@ class Operation:
     """As OpenAPI spells it: `/api/ai/jobs/{jobId}`."""
     view: Callable[..., Response]
     summary: str
-    answers: Mapping[int, str]
-    """The schema of each good answer."""
+    answers: Mapping[int, str | None]
+    """The schema of each good answer; None: it has no body."""
     errors: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     """Names in `schemas.PARAMETERS`, those of the path aside."""
@@ -109,10 +109,9 @@ def _describe(operation: Operation) -> dict[str, Any]:
 def _responses(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, schema in operation.answers.items():
-        responses[str(status)] = {
-            "description": _DESCRIPTIONS[status],
-            "content": {"application/json": {"schema": _ref(schema)}},
-        }
+        responses[str(status)] = {"description": _DESCRIPTIONS[status]}
+        if schema is not None:
+            responses[str(status)]["content"] = {"application/json": {"schema": _ref(schema)}}
         if operation.location:
             responses[str(status)]["headers"] = {"Location": {"schema": {"type": "string"}}}
     by_status: dict[int, list[str]] = {}
@@ -130,7 +129,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     return responses
 
 
-_DESCRIPTIONS = {200: "Here it is.", 201: "Made.", 202: "Accepted: the work is done later."}
+_DESCRIPTIONS = {200: "Here it is.", 201: "Made.", 202: "Accepted: the work is done later.", 204: "Done."}
 
 
 def _ref(name: str) -> dict[str, str]:
@@ -139,7 +138,7 @@ def _ref(name: str) -> dict[str, str]:
 
 def _used_schemas(operations: Sequence[Operation]) -> dict[str, Any]:
     """The schemas that these operations speak of, and those that they speak of in turn."""
-    waiting = {"Error"} | {s for o in operations for s in (*o.answers.values(), *([o.body] if o.body else []))}
+    waiting = {"Error"} | {s for o in operations for s in (*o.answers.values(), o.body) if s is not None}
     used: dict[str, Any] = {}
     while waiting:
         name = waiting.pop()

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from aijobs.definitions.definition import QUEUES
+from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MODES, MOST_CREDENTIALS
+from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
@@ -131,6 +132,34 @@ SCHEMAS: dict[str, Schema] = {
         },
         {"front": TEXT, "back": TEXT, "text": TEXT, "hint": TEXT},
     ),
+    "CredentialRequest": record(
+        {
+            "key": {
+                "type": "string",
+                "minLength": MIN_KEY,
+                "maxLength": MAX_KEY,
+                "pattern": "^[!-~]+$",
+                "writeOnly": True,
+                "description": "The provider's key. It is kept encrypted and never shown again.",
+            }
+        },
+        {
+            "label": {"type": "string", "minLength": 1, "maxLength": MAX_LABEL, "default": DEFAULT_LABEL},
+            "mode": {"type": "string", "enum": list(MODES), "default": USER_DEEPSEEK_KEY},
+        },
+    ),
+    "Credential": record(
+        {
+            "credentialId": TEXT,
+            "mode": {"type": "string", "enum": list(MODES)},
+            "label": TEXT,
+            "lastFour": TEXT,
+            "fingerprint": {"type": "string", "description": "Equal for equal keys of yours."},
+            "createdAt": TIME,
+        },
+        {"lastUsedAt": {**TIME, "description": "To the hour."}},
+    ),
+    "CredentialList": record({"credentials": {**array(ref("Credential")), "maxItems": MOST_CREDENTIALS}}),
     "Evidence": record({"sid": TEXT, "quote": TEXT}, {"start": NATURAL, "end": NATURAL}),
     "AdminJob": record(_ADMIN_JOB, _ADMIN_JOB_OPTIONAL),
     "AdminJobPage": record({"jobs": array(ref("AdminJob"))}, {"nextCursor": TEXT}),
@@ -295,6 +324,10 @@ def _add_input(name: str, model: type[BaseModel]) -> None:
 
 
 _add_input("FlashcardRequest", flashcard_generation.DEFINITION.input.schema)
+SCHEMAS["FlashcardRequest"]["properties"]["credentialId"] = {
+    **TEXT,
+    "description": "A key of your own that the work runs on; without it, the platform's.",
+}
 
 
 def _query(schema: Schema, description: str, *, required: bool = False) -> dict[str, Any]:

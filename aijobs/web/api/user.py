@@ -1,4 +1,4 @@
-"""What the learning app's users ask: their own jobs, and flashcards."""
+"""What the learning app's users ask: their own jobs, flashcards, and keys of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import JobView
+from aijobs.web.api import credentials
 from aijobs.web.api.answers import answer, user_job
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
 from aijobs.web.context import language, services
@@ -145,11 +146,12 @@ OPERATIONS = (
         errors=("UNAUTHORIZED", "JOB_NOT_FOUND", "INPUT_INVALID"),
         parameters=("jobId",),
     ),
+    *credentials.OPERATIONS,
 )
 
 DOCUMENT = build_document(
     "aijobs for users",
-    "Ask for AI work, follow it, cancel it.",
+    "Ask for AI work, follow it, cancel it; keep keys of your own.",
     OPERATIONS,
     {"user": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
 )
