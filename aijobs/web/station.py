@@ -18,7 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from aijobs.db import build_engine
+from sqlalchemy.orm import Session
+
+from aijobs.db import DatabaseClock, build_engine
 from aijobs.errors import AijobsError, BrokerUnavailable
 from aijobs.queues.broker import RedisBroker
 from aijobs.queues.embedded import EmbeddedBroker
@@ -26,6 +28,7 @@ from aijobs.queues.presence import PresenceReader
 from aijobs.schema import upgrade
 from aijobs.settings import Settings
 from aijobs.web.supervisor import ChildDied, ChildSpec, Supervisor
+from aijobs.wiring import build_credential_store
 
 UP_FILE = "up.pid"
 LOG_FOLDER = "logs"
@@ -206,11 +209,7 @@ class Station:
         self.place = Place(self._settings.bind, self._socket.getsockname()[1])
         self._lock.tell(self.place.url)
         self._start_broker()
-        engine = build_engine(self._settings.database_url)
-        try:
-            upgrade(engine)
-        finally:
-            engine.dispose()
+        self._prepare_database()
         self._web.start(self._web_spec(self._socket.fileno()))
         for name, threads in CONSUMERS:
             self._consumers.start(self._consumer_spec(name, threads))
@@ -230,6 +229,16 @@ class Station:
             self._broker.start()
         else:
             RedisBroker.from_settings(self._settings).ping()
+
+    def _prepare_database(self) -> None:
+        """The schema made, and the ring of keys held against what is stored: here it is one line, not a dead child."""
+        engine = build_engine(self._settings.database_url)
+        try:
+            upgrade(engine)
+            with Session(engine) as session:
+                build_credential_store(self._settings, DatabaseClock()).check_ring(session)
+        finally:
+            engine.dispose()
 
     def _web_spec(self, descriptor: int) -> ChildSpec:
         command = [

@@ -12,7 +12,7 @@ import click
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
-from aijobs.web.cli import check, database, demo, demo_data, jobs, operators, outbox, tokens, up
+from aijobs.web.cli import check, credentials, database, demo, demo_data, jobs, operators, outbox, tokens, up
 from aijobs.web.cli.failures import Failure
 
 
@@ -39,6 +39,7 @@ for _command in (
     outbox.outbox,
     check.check,
     check.prune,
+    credentials.credentials,
     demo_data.demo_data,
 ):
     cli.add_command(_command)

@@ -44,6 +44,8 @@ COMMANDS = [
     ["retry"],
     ["outbox"],
     ["outbox", "requeue"],
+    ["credentials"],
+    ["credentials", "rotate"],
     ["demo-data"],
 ]
 
