@@ -45,6 +45,7 @@ from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.learning.flashcards import FlashcardService
 from aijobs.monitor.monitor import Monitor
+from aijobs.monitor.providers import ProviderReads
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
 from aijobs.queues.breaker_store import RedisBreakerStore
@@ -170,7 +171,15 @@ def build_services(
         flashcards=FlashcardService(database, jobs),
         credential_store=credential_store,
         credentials=CredentialService(database, clock, credential_store),
-        monitor=Monitor(settings, database, clock, registry, broker, presence),
+        monitor=Monitor(
+            settings,
+            database,
+            clock,
+            registry,
+            broker,
+            presence,
+            ProviderReads(clock, catalogue, breaker, call_slots),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 
+from aijobs.ai.breaker import BreakerState
 from aijobs.db import Clock, Database
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError
@@ -14,6 +15,7 @@ from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.jobs import JobReads
 from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
 from aijobs.monitor.outbox import OutboxReads
+from aijobs.monitor.providers import ProviderReads
 from aijobs.monitor.queues import QueueDepths, QueueReads
 from aijobs.monitor.usage import find_usage_days
 from aijobs.monitor.views import (
@@ -23,6 +25,7 @@ from aijobs.monitor.views import (
     JobView,
     OutboxRow,
     OutboxStatus,
+    Providers,
     QueueStatus,
     Revealed,
     UsageDay,
@@ -50,12 +53,14 @@ class Monitor:
         registry: JobDefinitionRegistry,
         broker: QueueDepths,
         presence: PresenceSource,
+        providers: ProviderReads,
     ) -> None:
         self._database = database
         cursors = Cursors(settings.secret_key)
         self._jobs = JobReads(clock, registry, cursors)
         self._outbox = OutboxReads(clock, cursors)
         self._queues = QueueReads(clock, broker, presence)
+        self._providers = providers
         self._workers = WorkerReads(presence, late_after_s=2 * settings.heartbeat_s)
 
     # --- a user's own jobs -------------------------------------------------------------------------------------
@@ -163,6 +168,18 @@ class Monitor:
         """All workers that beat, and those that hold jobs without a heartbeat."""
         with self._database.read() as session:
             return self._workers.read(session)
+
+    def providers(self) -> Providers:
+        """All AI providers: breakers, calls under way, and what today's calls came to."""
+        with self._database.read() as session:
+            return self._providers.read(session)
+
+    def get_breaker(self, provider: str) -> BreakerState:
+        """The platform's breaker at a provider; `NOT_FOUND` for one that is not configured."""
+        state = self._providers.find_state(provider)
+        if state is None:
+            raise ApiError("NOT_FOUND")
+        return state
 
     def usage_days(self, since: datetime, until: datetime) -> list[UsageDay]:
         """Provider calls by UTC day, job type and currency."""

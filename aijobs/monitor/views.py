@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from aijobs.ai.breaker import BreakerState
 from aijobs.jobs.status import FINAL
 
 CAP = 10_001
@@ -317,3 +318,63 @@ class UsageDay:
     completion_tokens: int
     cost_micros: int | None
     unpriced_calls: int
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What priced calls cost in one currency, in micro-units."""
+
+    currency: str | None
+    cost_micros: int
+
+
+@dataclass(frozen=True)
+class CallSums:
+    """What a day's calls of one model came to."""
+
+    calls: int = 0
+    failed: int = 0
+    """Lost ones too."""
+    under_way: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    unpriced: int = 0
+    """Calls that ended and have no price; never taken for free."""
+    median_ms: int | None = None
+    """Of the answers; None while there is none."""
+    costs: tuple[CallCost, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One model of a provider."""
+
+    model: str
+    today: CallSums
+
+
+@dataclass(frozen=True)
+class ProviderRow:
+    """One AI provider."""
+
+    name: str
+    host: str | None
+    """Of its base URL; None for the built-in one, and for one that is configured no more."""
+    key: str
+    """Whether the platform has a key there: yes, no or not_needed."""
+    breaker: BreakerState
+    """The platform's."""
+    limit: int | None
+    """Calls at once across all workers; None: any number."""
+    in_flight: int | None
+    """Calls under way, by the slots where there is a limit, else by the ledger; None while Redis is away."""
+    models: tuple[ModelRow, ...]
+
+
+@dataclass(frozen=True)
+class Providers:
+    """All AI providers, with their calls since `day`, midnight UTC."""
+
+    day: datetime
+    read_at: datetime
+    providers: tuple[ProviderRow, ...]

@@ -21,7 +21,8 @@ OUTBOX_EVENT = "outbox_event"
 LOGIN = "login"
 OPERATOR = "operator"
 CREDENTIAL = "credential"
-TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR, CREDENTIAL)
+PROVIDER = "provider"
+TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR, CREDENTIAL, PROVIDER)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aijobs.ai.breaker import BreakerState
+from aijobs.errors import ApiError, BrokerUnavailable
 from aijobs.jobs.service import CreatedJob
 from aijobs.monitor.views import JobRow, OutboxRow, Revealed
-from aijobs.web.audit import JOB, OUTBOX_EVENT, Actor, AuditTrail
+from aijobs.web.audit import JOB, OUTBOX_EVENT, PROVIDER, Actor, AuditTrail
 from aijobs.wiring import Services
 
 
@@ -69,12 +71,30 @@ class Operating:
             entry.after = _event_state(after)
         return after
 
+    def close_breaker(self, provider: str, reason: str | None = None) -> BreakerState:
+        """Let calls go to a provider again that was left alone; `SERVICE_BUSY` while Redis is away."""
+        before = self._services.monitor.get_breaker(provider)
+        with self._trail.entry(
+            "provider.close_breaker", PROVIDER, provider, reason=reason, before=_breaker_state(before)
+        ) as entry:
+            try:
+                self._services.breaker.reset(before.scope)
+            except BrokerUnavailable:
+                raise ApiError("SERVICE_BUSY") from None
+            after = self._services.monitor.get_breaker(provider)
+            entry.after = _breaker_state(after)
+        return after
+
     def _job(self, job_id: str) -> JobRow:
         return self._services.monitor.get_job(job_id).job
 
 
 def _job_state(job: JobRow) -> dict[str, Any]:
     return {"lifecycleStatus": job.lifecycle_status, "phase": job.phase, "attempt": job.attempt_no}
+
+
+def _breaker_state(state: BreakerState) -> dict[str, Any]:
+    return {"state": state.word, "why": state.why} if state.why else {"state": state.word}
 
 
 def _event_state(event: OutboxRow) -> dict[str, Any]:

@@ -12,6 +12,7 @@ CANCEL = "cancel"
 BULK = "bulk"
 QUEUE_PAUSE = "queue_pause"
 OUTBOX_FIX = "outbox_fix"
+PROVIDER_FIX = "provider_fix"
 OPERATORS = "operators"
 AUDIT = "audit"
 INTERNAL_ERRORS = "internal_errors"
@@ -25,6 +26,7 @@ RIGHTS = (
     BULK,
     QUEUE_PAUSE,
     OUTBOX_FIX,
+    PROVIDER_FIX,
     OPERATORS,
     AUDIT,
     INTERNAL_ERRORS,
@@ -32,7 +34,7 @@ RIGHTS = (
 
 RIGHTS_OF: dict[str, frozenset[str]] = {
     VIEWER: frozenset({VIEW}),
-    OPERATOR: frozenset({VIEW, VIEW_USAGE, RETRY, CANCEL, BULK, QUEUE_PAUSE, OUTBOX_FIX}),
+    OPERATOR: frozenset({VIEW, VIEW_USAGE, RETRY, CANCEL, BULK, QUEUE_PAUSE, OUTBOX_FIX, PROVIDER_FIX}),
     SUPER_ADMIN: frozenset(RIGHTS),
 }
 

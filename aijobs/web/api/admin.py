@@ -100,6 +100,18 @@ def admin_list_workers() -> Response:
     return answer({"brokerAway": found.broker_away, "workers": [answers.worker(row) for row in found.workers]})
 
 
+def admin_list_providers() -> Response:
+    read_no_parameters()
+    usage = get_operator().may(rights.VIEW_USAGE)
+    return answer(answers.providers(services().monitor.providers(), usage=usage))
+
+
+def admin_close_breaker(provider: str) -> Response:
+    read_no_parameters()
+    reason = read_optional_reason(read_optional_object(("reason",)))
+    return answer(answers.breaker(_operating().close_breaker(provider, reason)))
+
+
 def admin_show_usage() -> Response:
     parameters = read_parameters({"from": PARAMETERS["createdFrom"][1], "to": PARAMETERS["createdTo"][1]})
     until: datetime = parameters.get("to", utc_now())
@@ -207,6 +219,26 @@ OPERATIONS = (
         {200: "WorkerList"},
         errors=_READ,
         right=rights.VIEW,
+    ),
+    Operation(
+        "GET",
+        "/admin-api/ai/providers",
+        admin_list_providers,
+        "AI providers: breakers, calls under way, and today's calls; tokens and cost with the right `view_usage`",
+        {200: "ProviderList"},
+        errors=_READ,
+        right=rights.VIEW,
+    ),
+    Operation(
+        "POST",
+        "/admin-api/ai/providers/{provider}/breaker/close",
+        admin_close_breaker,
+        "Let calls go again, on the platform's key, to a provider that is left alone",
+        {200: "Breaker"},
+        errors=(*_WRITE, "NOT_FOUND"),
+        body="ReasonRequest",
+        body_required=False,
+        right=rights.PROVIDER_FIX,
     ),
     Operation(
         "GET",

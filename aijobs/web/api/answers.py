@@ -9,14 +9,15 @@ from typing import Any
 
 from flask import Response, jsonify
 
-from aijobs.ai.credential_store import Credential
 from aijobs.ai.breaker import BreakerState
+from aijobs.ai.credential_store import Credential
 from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.monitor.views import (
     Artifact,
+    CallSums,
     ChainLink,
     HistoryEntry,
     JobDetail,
@@ -24,6 +25,8 @@ from aijobs.monitor.views import (
     JobView,
     OutboxRow,
     OutboxStatus,
+    ProviderRow,
+    Providers,
     QueueStatus,
     SnapshotDescription,
     UsageDay,
@@ -178,6 +181,51 @@ def worker(row: WorkerRow) -> dict[str, Any]:
         activeJobCount=row.active_job_count,
         activeJobIds=list(row.active_job_ids),
         holds=[_camel(asdict(job)) for job in row.holds],
+    )
+
+
+def providers(found: Providers, *, usage: bool) -> dict[str, Any]:
+    """All AI providers; tokens and cost with `usage` alone."""
+    return _present(day=found.day, providers=[_provider(row, usage) for row in found.providers])
+
+
+def breaker(state: BreakerState) -> dict[str, Any]:
+    """A circuit breaker."""
+    return _present(
+        scope=state.scope,
+        state=state.word,
+        failures=state.failures,
+        opened=state.opened,
+        openForMs=_ms(state.open_for.total_seconds()) if state.open_for else None,
+        since=state.since,
+        why=state.why,
+        probing=state.probing,
+    )
+
+
+def _provider(row: ProviderRow, usage: bool) -> dict[str, Any]:
+    return _present(
+        name=row.name,
+        host=row.host,
+        key=row.key,
+        breaker=breaker(row.breaker),
+        callLimit=row.limit,
+        callsInFlight=row.in_flight,
+        models=[{"model": model.model} | _calls(model.today, usage) for model in row.models],
+    )
+
+
+def _calls(sums: CallSums, usage: bool) -> dict[str, Any]:
+    counted = _present(
+        calls=sums.calls, failedCalls=sums.failed, callsUnderWay=sums.under_way, medianLatencyMs=sums.median_ms
+    )
+    if not usage:
+        return counted
+    return counted | _present(
+        promptTokens=sums.prompt_tokens,
+        completionTokens=sums.completion_tokens,
+        costs=[_present(currency=cost.currency, costMicros=cost.cost_micros) for cost in sums.costs],
+        unpricedCalls=sums.unpriced,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from aijobs.ai.breaker import BREAKER_WORDS
 from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MODES, MOST_CREDENTIALS
 from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
@@ -298,6 +299,40 @@ SCHEMAS: dict[str, Schema] = {
             ),
         },
         {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL},
+    ),
+    "ProviderList": record({"day": TIME, "providers": array(ref("Provider"))}),
+    "Provider": record(
+        {
+            "name": TEXT,
+            "key": {"type": "string", "enum": ["yes", "no", "not_needed"]},
+            "breaker": ref("Breaker"),
+            "models": array(ref("ProviderModel")),
+        },
+        {
+            "host": TEXT,
+            "callLimit": {"type": "integer", "minimum": 1, "description": "Left out where there is none."},
+            "callsInFlight": {"type": "integer", "minimum": 0, "description": "Left out while Redis can't tell."},
+        },
+    ),
+    "Breaker": record(
+        {
+            "scope": TEXT,
+            "state": {"type": "string", "enum": list(BREAKER_WORDS)},
+            "failures": NATURAL,
+            "opened": NATURAL,
+            "probing": FLAG,
+        },
+        {"openForMs": NATURAL, "since": TIME, "why": TEXT},
+    ),
+    "ProviderModel": record(
+        {"model": TEXT, "calls": NATURAL, "failedCalls": NATURAL, "callsUnderWay": NATURAL},
+        {
+            "medianLatencyMs": NATURAL,
+            "promptTokens": NATURAL,
+            "completionTokens": NATURAL,
+            "costs": array(record({"costMicros": INTEGER}, {"currency": TEXT})),
+            "unpricedCalls": NATURAL,
+        },
     ),
     "Usage": record({"from": TIME, "to": TIME, "days": array(ref("UsageDay"))}),
     "UsageDay": record(

@@ -39,6 +39,7 @@ def init_app(app: Flask) -> None:
         outbox,
         pages,
         preferences,
+        providers,
         queues,
         session,
         times,

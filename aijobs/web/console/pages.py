@@ -103,6 +103,7 @@ def navigation() -> list[NavigationEntry]:
         ("queues", "console.queues", "q", gettext("Queues")),
         ("workers", "console.workers", "w", gettext("Workers")),
         ("outbox", "console.outbox", "o", gettext("Outbox")),
+        ("providers", "console.providers", "p", gettext("Providers")),
         ("audit", "console.audit", "a", gettext("Audit log")),
     )
     operator = current_operator()

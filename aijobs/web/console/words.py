@@ -36,6 +36,10 @@ WORDS: Mapping[str, Any] = {
     "late": _l("Late"),
     "lost": _l("Lost"),
     "paused": _l("Paused"),
+    # breakers
+    "closed": _lp("breaker", "Closed"),
+    "open": _lp("breaker", "Open"),
+    "half_open": _l("Half open"),
     # provider calls
     "started": _l("Under way"),
     "done": _l("Answered"),
@@ -53,6 +57,7 @@ WORDS: Mapping[str, Any] = {
     "job.cancel": _l("Job cancel requested"),
     "job.reveal": _l("Content revealed"),
     "outbox.requeue": _l("Event sent again"),
+    "provider.close_breaker": _l("Breaker closed by hand"),
     "credential.resolve": _l("Key given to a service"),
     "credential.rotate": _l("Stored keys encrypted anew"),
     "operator.create": _l("Operator made"),
@@ -96,6 +101,9 @@ TONES: Mapping[str, str] = {
     "succeeded": "ok",
     "published": "ok",
     "live": "ok",
+    "closed": "ok",
+    "half_open": "warn",
+    "open": "bad",
     "done": "ok",
     "retrying": "warn",
     "cancel_requested": "warn",

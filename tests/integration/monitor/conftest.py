@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.catalogue import Catalogue, ProviderConfig
 from aijobs.db import Database, DatabaseClock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import BrokerUnavailable
 from aijobs.job_types import synthetic
 from aijobs.monitor.monitor import Monitor
+from aijobs.monitor.providers import ProviderReads
 from aijobs.queues.presence import WorkerPresence
 from aijobs.settings import Settings
+from aijobs.testing.memory_breaker_store import MemoryBreakerStore
+from aijobs.testing.memory_call_slots import MemoryCallSlots
 from tests.support.rows import prepare_database
 
 
@@ -50,12 +55,40 @@ def broker() -> ScriptedBroker:
 
 
 @pytest.fixture
-def monitor(database: Database, broker: ScriptedBroker) -> Monitor:
+def providers() -> ProviderReads:
+    """Providers `acme` (four calls at once, with a key) and `house` (no key needed), and the built-in file's."""
+    acme = _provider("acme", key="sk-never-shown", models=("acme-1", "acme-2"), max_concurrent_calls=4)
+    house = _provider("house", needs_key=False)
+    catalogue = Catalogue({"acme": acme, "house": house, "bare": _provider("bare")}, {}, {})
+    breaker = CircuitBreaker(MemoryBreakerStore(), failures=3, open_s=30)
+    return ProviderReads(DatabaseClock(), catalogue, breaker, MemoryCallSlots())
+
+
+def _provider(name: str, **changes: Any) -> ProviderConfig:
+    values: dict[str, Any] = {
+        "name": name,
+        "base_url": f"https://api.{name}.test/v1",
+        "models": (f"{name}-1",),
+        "json_mode": "json_object",
+        "key": None,
+        "needs_key": True,
+        "prices_as": name,
+        "max_concurrent_calls": 0,
+        "moderation_model": None,
+        "connect_s": 5,
+        "first_data_s": 120,
+        "idle_s": 30,
+    }
+    return ProviderConfig(**{**values, **changes})
+
+
+@pytest.fixture
+def monitor(database: Database, broker: ScriptedBroker, providers: ProviderReads) -> Monitor:
     registry = JobDefinitionRegistry()
     registry.register_projector(synthetic.PROJECTOR)
     registry.register(synthetic.DEFINITION)
     settings = Settings(secret_key="s" * 32)
-    return Monitor(settings, database, DatabaseClock(), registry, broker, broker)
+    return Monitor(settings, database, DatabaseClock(), registry, broker, broker, providers)
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ ROUTES = {
     "queues": ("GET", "/admin-api/ai/jobs/queues/status", {}, "view"),
     "outbox": ("GET", "/admin-api/ai/jobs/outbox/status", {}, "view"),
     "workers": ("GET", "/admin-api/ai/workers", {}, "view"),
+    "providers": ("GET", "/admin-api/ai/providers", {}, "view"),
+    "close_breaker": ("POST", "/admin-api/ai/providers/{provider}/breaker/close", JSON, "provider_fix"),
     "usage": ("GET", "/admin-api/ai/usage", {}, "view_usage"),
     "retry": ("POST", "/admin-api/ai/jobs/{job}/retry", {}, "retry"),
     "cancel": ("POST", "/admin-api/ai/jobs/{job}/cancel", JSON, "cancel"),
@@ -39,8 +41,8 @@ ROUTES = {
 }
 ALLOWED = {
     "VIEWER": {"view"},
-    "OPERATOR": {"view", "view_usage", "retry", "cancel", "outbox_fix"},
-    "SUPER_ADMIN": {"view", "view_usage", "retry", "cancel", "outbox_fix", "reveal"},
+    "OPERATOR": {"view", "view_usage", "retry", "cancel", "outbox_fix", "provider_fix"},
+    "SUPER_ADMIN": {"view", "view_usage", "retry", "cancel", "outbox_fix", "provider_fix", "reveal"},
 }
 
 
@@ -52,7 +54,7 @@ def places(database: Database) -> dict[str, str]:
     job = build_job(**ended("failed"))
     event = build_event(job, event_type="ai.job.failed", status="dead", published_at=None)
     add(database, job, event, build_snapshot(job, {"calls": [{}]}))
-    return {"job": job.id, "event": event.id}
+    return {"job": job.id, "event": event.id, "provider": "deepseek"}
 
 
 def test_the_table_holds_every_route() -> None:

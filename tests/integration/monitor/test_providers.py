@@ -1,0 +1,104 @@
+"""What operators see of AI providers, on each database: states, keys as yes or no, sums that take nothing for free."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aijobs.clock import utc_now
+from aijobs.db import Database
+from aijobs.errors import ApiError
+from aijobs.monitor.monitor import Monitor
+from aijobs.monitor.providers import ProviderReads
+from aijobs.monitor.views import CallCost, CallSums
+from tests.support.rows import add, build_call, build_job
+
+
+def call(job: Any, number: int, **changes: Any) -> Any:
+    """A call that was answered this moment."""
+    values = {"call_no": number, "provider": "acme", "model": "acme-1", "started_at": utc_now()}
+    return build_call(job, **{**values, **changes})
+
+
+def test_each_provider_tells_its_key_as_yes_or_no_and_never_the_key(monitor: Monitor) -> None:
+    found = monitor.providers()
+    told = [(row.name, row.host, row.key, row.limit, row.in_flight) for row in found.providers]
+    assert told == [
+        ("acme", "api.acme.test", "yes", 4, 0),
+        ("house", "api.house.test", "not_needed", None, 0),
+        ("bare", "api.bare.test", "no", None, 0),
+    ]
+    assert [model.model for model in found.providers[0].models] == ["acme-1", "acme-2"]
+    assert "sk-never-shown" not in repr(found)
+
+
+def test_todays_calls_are_summed_by_model_and_currencies_and_missing_prices_stay_apart(
+    database: Database, monitor: Monitor
+) -> None:
+    job = build_job()
+    priced = {"currency": "USD", "cost_micros": 150, "prompt_tokens": 10, "completion_tokens": 4}
+    unpriced = {"currency": None, "cost_micros": None}
+    add(
+        database,
+        job,
+        call(job, 1, latency_ms=100, **priced),
+        call(job, 2, latency_ms=900, **priced),
+        call(job, 3, latency_ms=300, **{**priced, "currency": "CNY", "cost_micros": 7}),
+        call(job, 4, state="failed", error_code="PROVIDER_TIMEOUT", latency_ms=60_000, **unpriced),
+        call(job, 5, state="lost", latency_ms=None, **unpriced),
+        call(job, 6, state="started", finished_at=None, latency_ms=None, **unpriced),
+        call(job, 7, model="acme-2", latency_ms=50, **priced),
+        call(job, 8, started_at=utc_now() - timedelta(days=2), latency_ms=1, **priced),
+        call(job, 9, provider="gone", model="gone-1", latency_ms=2, **priced),
+    )
+    acme, _house, _bare, gone = monitor.providers().providers
+    sums = {model.model: model.today for model in acme.models}
+    first = sums["acme-1"]
+    assert (first.calls, first.failed, first.under_way, first.unpriced) == (6, 2, 1, 2)
+    assert first.median_ms == 300
+    assert {(cost.currency, cost.cost_micros) for cost in first.costs} == {("USD", 300), ("CNY", 7)}
+    assert sums["acme-2"].costs == (CallCost("USD", 150),)
+    assert sums["acme-2"].median_ms == 50
+    assert (gone.name, gone.host, gone.key, gone.in_flight) == ("gone", None, "no", 0)
+
+
+def test_a_model_that_was_not_called_has_no_median_and_no_cost(monitor: Monitor) -> None:
+    assert monitor.providers().providers[0].models[1].today == CallSums()
+
+
+def test_calls_under_way_are_counted_by_slots_where_there_is_a_limit_and_by_the_ledger_else(
+    database: Database, monitor: Monitor, providers: ProviderReads
+) -> None:
+    job = build_job()
+    add(
+        database,
+        job,
+        call(job, 1, state="started", finished_at=None),
+        call(job, 2, provider="house", model="house-1", state="started", finished_at=None),
+    )
+    for _ in range(3):
+        providers.slots.take("acme", 4, 60)
+    acme, house, _ = monitor.providers().providers
+    assert (acme.in_flight, acme.limit) == (3, 4)
+    assert (house.in_flight, house.limit) == (1, None)
+
+
+def test_the_platforms_breaker_is_shown_and_no_users(monitor: Monitor, providers: ProviderReads) -> None:
+    providers.breaker.failed("acme.platform", exhausted=True)
+    providers.breaker.failed("house.cred-1", exhausted=True)
+    acme, house, _ = monitor.providers().providers
+    assert (acme.breaker.word, acme.breaker.why, acme.breaker.opened) == ("open", "PROVIDER_ACCOUNT_EXHAUSTED", 1)
+    assert acme.breaker.open_for == timedelta(seconds=300)
+    assert house.breaker.word == "closed"
+    assert monitor.get_breaker("acme") == acme.breaker
+    with pytest.raises(ApiError) as refused:
+        monitor.get_breaker("acme.platform")
+    assert refused.value.code == "NOT_FOUND"
+
+
+def test_the_page_takes_three_statements(monitor: Monitor, statements: Any) -> None:
+    with statements() as seen:
+        monitor.providers()
+    assert len(seen) == 3
