@@ -241,7 +241,7 @@ def build_engine(
 
     return ExecutionEngine(
         prepare=Prepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance)),
-        resolve=Resolve(s.database, s.prompts, s.router, s.credential_store),
+        resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
         execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from aijobs.ai.credential_store import Credential, CredentialStore
+from aijobs.ai.credential_store import Credential, CredentialStore, KeyedJob
 from aijobs.ai.credentials import Place, SealedKey
 from aijobs.canonical import identifier_fault
 from aijobs.db import Clock, Database
@@ -81,6 +81,10 @@ class CredentialService:
 
         if not self._database.write(remove, settled):
             raise ApiError("NOT_FOUND")
+
+    def find_sealed(self, session: Session, job: KeyedJob) -> SealedKey | None:
+        """The key that a job runs on, still encrypted; see `CredentialStore.find_sealed`."""
+        return self._store.find_sealed(session, job)
 
     def note_use(self, sealed: SealedKey) -> None:
         """Put on record that a key is used, once an hour. Nothing fails because this can't be written."""

@@ -40,7 +40,7 @@ class SealedKey(Protocol):
     def credential_id(self) -> str: ...
 
     def open(self) -> str:
-        """The key in plain, for one call; nobody keeps it. `JobError(CREDENTIAL_INVALID)` where it can't be read."""
+        """The key in plain, for one call; nobody keeps it. `JobError(CREDENTIAL_UNREADABLE)` where it does not open."""
 
 
 @dataclass(frozen=True, slots=True)

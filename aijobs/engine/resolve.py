@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from sqlalchemy.orm import Session
 
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.ai.provider import GenerateRequest, Route, SealedKey
+from aijobs.ai.credentials import SealedKey
+from aijobs.ai.provider import GenerateRequest, Route
 from aijobs.ai.router import ModelRouter
 from aijobs.db import Database
 from aijobs.definitions.definition import PLATFORM_KEY
@@ -24,11 +25,15 @@ MOST_OUTPUT_TOKENS = 64_000
 """More room than this is given to no answer that was cut off: the prompt asks for less instead."""
 
 
-class CredentialStore(Protocol):
+class Credentials(Protocol):
     """Where users' own keys are."""
 
     def find_sealed(self, session: Session, job: AiJob) -> SealedKey | None:
         """The key that pays for the job, still encrypted; None where it was deleted."""
+        ...
+
+    def note_use(self, sealed: SealedKey) -> None:
+        """Put on record that a key is used; doesn't raise."""
         ...
 
 
@@ -45,7 +50,7 @@ class Resolve:
     """Gathers what an attempt works on."""
 
     def __init__(
-        self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: CredentialStore
+        self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: Credentials
     ) -> None:
         self._database, self._prompts, self._router = database, prompts, router
         self._credentials = credentials
@@ -57,6 +62,8 @@ class Resolve:
             credential = self._credential(session, job)
             snapshot = read_snapshot(session, job.id)
             before = count_retries(session, job)
+        if credential is not None:
+            self._credentials.note_use(credential)
         if snapshot is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
         content: Mapping[str, Any] = snapshot.content
