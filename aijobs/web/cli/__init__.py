@@ -12,7 +12,7 @@ import click
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
-from aijobs.web.cli import check, credentials, database, demo, demo_data, jobs, operators, outbox, tokens, up
+from aijobs.web.cli import check, credentials, database, demo, demo_data, dev_llm, jobs, operators, outbox, tokens, up
 from aijobs.web.cli.failures import Failure
 
 
@@ -41,6 +41,7 @@ for _command in (
     check.prune,
     credentials.credentials,
     demo_data.demo_data,
+    dev_llm.dev_llm,
 ):
     cli.add_command(_command)
 

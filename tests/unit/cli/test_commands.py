@@ -47,6 +47,7 @@ COMMANDS = [
     ["credentials"],
     ["credentials", "rotate"],
     ["demo-data"],
+    ["dev-llm"],
 ]
 
 
