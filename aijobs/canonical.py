@@ -15,6 +15,9 @@ MAX_INTEGER = 2**53 - 1
 MAX_DEPTH = 30
 """Levels of objects and lists; MariaDB takes no JSON of 32 and more, and what recurses needs an end."""
 
+IDENTIFIERS = frozenset({"id", "sid"})
+"""Fields of inputs and outputs that hold the learning app's own ids: of a note, of a piece of it."""
+
 
 def canonical_bytes(value: Any) -> bytes:
     """`value` as canonical JSON. `ValueError` for what `find_faults` would name."""
