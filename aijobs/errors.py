@@ -309,6 +309,14 @@ class JobLockConflict(LifecycleError):
     """The job can't be locked or changed now: another holds it, it isn't due, or its queue is paused."""
 
 
+class NotYourTurn(JobLockConflict):
+    """The job's user holds his share of the queue while another waits, whose best job is `instead`."""
+
+    def __init__(self, job_id: str, instead: str) -> None:
+        super().__init__(job_id, "its user holds a share of the queue already, and another waits")
+        self.instead = instead
+
+
 class LockLost(LifecycleError):
     """Another attempt or holder has the job; whoever got this must stop and write nothing."""
 

@@ -240,7 +240,15 @@ def build_engine(
         )
 
     return ExecutionEngine(
-        prepare=Prepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance)),
+        prepare=Prepare(
+            s.database,
+            s.clock,
+            s.registry,
+            s.lifecycle,
+            s.outbox_events,
+            str(instance),
+            send_back=hand_over(s.broker),
+        ),
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
         execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs),
         project=Project(s.database, s.lifecycle, s.registry),

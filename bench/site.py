@@ -90,6 +90,7 @@ class Site:
             "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
             "AIJOBS_SECRET_KEY": "s" * 32,
             "AIJOBS_JWT_SECRET": "j" * 32,
+            "AIJOBS_USER_ACTIVE_JOBS": "0",
             **settings,
         }
         self.services = build_services(Settings.load(self.env))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,18 +15,20 @@ from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
-from aijobs.errors import JobLockConflict
+from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, Sparing, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
-from aijobs.outbox.repository import OutboxRepository
-from aijobs.queues.message import JobMessage
+from aijobs.outbox.repository import OutboxRepository, outgoing
+from aijobs.queues.message import JobMessage, OutgoingMessage
 
 logger = get_logger(__name__)
 
+TURNS = 5
+"""How often a worker that was told to let another go first tries to lock anything."""
 UNKNOWN_TYPE_PATIENCE = timedelta(hours=1)
 UNKNOWN_TYPE_REDRIVES = 3
 """A job of a type that workers don't know is given up once it was due so long and sent again so often."""
@@ -41,27 +45,65 @@ class Prepare:
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
         instance_id: str,
+        send_back: Callable[[OutgoingMessage], None],
     ) -> None:
+        """`send_back` gives the broker a message again that was popped for a job which must wait; it doesn't raise."""
+        self._send_back = send_back
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
         self._sparing = Sparing()
         self._trouble = DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
 
     def take(self, message: JobMessage) -> Run | None:
-        """Lock the job for a new attempt; None where its type is unknown here, or it can't be locked now."""
+        """Lock the job for a new attempt, or another user's where it is that one's turn.
+
+        None where its type is unknown here, or nothing can be locked now.
+        """
         definition = self._registry.find(message.job_type)
         if definition is None:
             self._leave_unknown(message)
             return None
         try:
-            job = self._lifecycle.lock_job(message.job_id, self._instance_id)
-        except JobLockConflict:
-            fields = job_fields(jobId=message.job_id, jobType=message.job_type)
-            logger.info("job.not_taken", reason="held, final, not due, paused, or not there", **fields)
+            job = self._lock(message)
+        except JobLockConflict as refused:
+            reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
+            logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
-        claim = claim_of(job)
+        definition, claim = self._registry.get(job.job_type), claim_of(job)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
         return Run(job, claim, definition, CancellationToken(definition.execution.timeout_ms / 1000, progress.show))
+
+    def _lock(self, message: JobMessage) -> AiJob:
+        """The message's job, locked, or the one whose turn it is: the slot is free, and must not idle.
+
+        The message of a job that has to wait goes back before anything is locked, so that nothing is lost between.
+        """
+        known = [definition.job_type for definition in self._registry.get_all()]
+        wanted, sent_back = message.job_id, False
+        for turn in range(1, TURNS + 1):
+            try:
+                return self._lifecycle.lock_job(wanted, self._instance_id, known)
+            except NotYourTurn as refused:
+                if not sent_back:
+                    self._give_back(message)
+                    sent_back = True
+                if turn == TURNS:
+                    raise
+                wanted = refused.instead
+            except JobLockConflict:
+                if wanted == message.job_id or turn == TURNS:
+                    raise
+                wanted = message.job_id  # Another worker was faster at the other job; it may be our turn by now.
+        raise AssertionError("unreachable: the last turn returns or raises")
+
+    def _give_back(self, message: JobMessage) -> None:
+        with self._database.read() as session:
+            job = session.get(AiJob, message.job_id)
+            event = self._outbox.enqueue_event(session, job) if job else None
+        if job is None or event is None:
+            return
+        logger.info("job.turn_given", **job_fields(job, outboxId=event.id))
+        self._send_back(outgoing(event, job))
 
     def database_answers(self) -> bool:
         """Whether the database can be asked anything now."""
@@ -81,7 +123,7 @@ class Prepare:
 
     def _leave_unknown(self, message: JobMessage) -> None:
         """Take no lock: the re-drive sends the message again, to a worker that may know the type."""
-        fields = job_fields(jobId=message.job_id, jobType=message.job_type)
+        fields = _fields(message)
         if (held_back := self._sparing.may_say(message.job_type)) is not None:
             logger.warning("job.type_unknown", alsoDropped=held_back, **fields)
         with self._database.read() as session:
@@ -99,3 +141,7 @@ class Prepare:
         except JobLockConflict:
             return  # Another worker knew the type after all, or gave it up first.
         logger.error("job.given_up", **job_fields(given_up, outboxId=event.id))
+
+
+def _fields(message: JobMessage) -> dict[str, Any]:
+    return job_fields(jobId=message.job_id, jobType=message.job_type)

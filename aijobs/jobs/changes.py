@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, update
+from sqlalchemy import ColumnElement, and_, func, or_, update
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock, change_rows
@@ -33,6 +33,16 @@ class Note:
     actor: str = WORKER
     error_code: str | None = None
     duration_ms: int | None = None
+
+
+WAITS: ColumnElement[bool] = or_(
+    AiJob.lifecycle_status == QUEUED, and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
+)
+"""Nobody holds the job, and it is not final."""
+DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
+"""The due time of a job that waits."""
+NOT_ASKED = AiJob.cancel_requested_at.is_(None)
+"""Nobody asked to cancel it."""
 
 
 def holds(claim: Claim) -> ColumnElement[bool]:

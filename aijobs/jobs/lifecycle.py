@@ -8,7 +8,7 @@ UPDATE that would let it go on looks for the request, and where it finds one the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,8 +20,9 @@ from aijobs.canonical import canonical_hash
 from aijobs.db import TRIES, Clock, Database, change_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
-from aijobs.jobs.changes import JobChanges, Note, cancelled, ended, freed, holds, saved
+from aijobs.jobs.changes import DUE_AT, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, holds, saved
 from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, claim_of
+from aijobs.jobs.fairness import FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
@@ -34,13 +35,7 @@ ASKED, SAVED = 10, 90
 """The progress of an attempt whose request leaves for a provider, and of one whose answer is saved."""
 
 
-_WAITS: ColumnElement[bool] = or_(
-    AiJob.lifecycle_status == QUEUED, and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
-)
-DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
-"""The due time of a job that waits."""
 _FREE = {"locked_by": None, "locked_at": None, "lock_until": None}
-_NOT_ASKED = AiJob.cancel_requested_at.is_(None)
 
 
 def _raised(percent: int) -> ColumnElement[int]:
@@ -60,7 +55,7 @@ class LifecycleRepository:
 
     def __init__(self, database: Database, clock: Clock, outbox: OutboxRepository, lease: Lease) -> None:
         self._database, self._clock, self._outbox, self._lease = database, clock, outbox, lease
-        self._changes = JobChanges(clock, outbox)
+        self._changes, self._fair_share = JobChanges(clock, outbox), FairShare(clock)
 
     # --- creating and locking ----------------------------------------------------------------------------------
 
@@ -77,17 +72,19 @@ class LifecycleRepository:
         record(session, self._clock, job, "created", actor=actor if job.trigger_type == "user" else job.trigger_type)
         return job
 
-    def lock_job(self, job_id: str, instance_id: str) -> AiJob:
+    def lock_job(self, job_id: str, instance_id: str, job_types: Collection[str] | None = None) -> AiJob:
         """Take a due job for a new attempt and return it; `JobLockConflict` where it can't be taken now.
 
-        Due, held by nobody, not asked to cancel, and of a queue that isn't paused: in one statement.
+        Due, held by nobody, not asked to cancel, and of a queue that isn't paused: in one statement. `NotYourTurn`
+        where its user has a share of the queue already, and another waits for work of `job_types` (of any).
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
         paused = exists().where(QueuePause.queue_name == AiJob.queue_name)
         now = self._clock.now()
 
         def lock(session: Session) -> AiJob:
-            may_run = and_(_WAITS, DUE_AT <= now, _NOT_ASKED, ~paused)
+            may_run = and_(WAITS, DUE_AT <= now, NOT_ASKED, ~paused)
+            self._fair_share.check(session, job_id, may_run, job_types)
             if not self._changes.change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
             job = self._changes.get(session, job_id)
@@ -148,7 +145,7 @@ class LifecycleRepository:
         `CancelRequested` where a cancel was asked for: then no call is made.
         """
         note = Note("provider_called")
-        return self._changes.held_change(session, claim, note, _NOT_ASKED, progress=_raised(ASKED))
+        return self._changes.held_change(session, claim, note, NOT_ASKED, progress=_raised(ASKED))
 
     def lock_row(self, session: Session, claim: Claim) -> AiJob:
         """The held job with its row locked until the end of the transaction, for a projection.
@@ -157,7 +154,7 @@ class LifecycleRepository:
         """
         job = session.execute(
             select(AiJob)
-            .where(AiJob.id == claim.job_id, holds(claim), _NOT_ASKED)
+            .where(AiJob.id == claim.job_id, holds(claim), NOT_ASKED)
             .options(undefer(AiJob.validated_output))
             .with_for_update()
             .execution_options(populate_existing=True)
@@ -184,7 +181,7 @@ class LifecycleRepository:
         note = Note(SUCCEEDED, duration_ms=duration_ms)
         values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
         return self._in(
-            session, lambda s: self._changes.held_change(s, claim, note, _NOT_ASKED, **values), ended(claim, SUCCEEDED)
+            session, lambda s: self._changes.held_change(s, claim, note, NOT_ASKED, **values), ended(claim, SUCCEEDED)
         )
 
     def mark_failed(
@@ -209,7 +206,7 @@ class LifecycleRepository:
             claim = job
             return self._in(session, lambda s: self._cancel(s, claim.job_id, holds(claim), claim, WORKER), ended(claim))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, _WAITS, job_id, SYSTEM), cancelled(job_id))
+        return self._in(session, lambda s: self._cancel(s, job_id, WAITS, job_id, SYSTEM), cancelled(job_id))
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record the wish to cancel, once; and end the job at once where no worker holds it.
@@ -231,7 +228,7 @@ class LifecycleRepository:
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
             self._outbox.settle_enqueue(session, job, job.attempt_no + 1, job.cancel_requested_at)
-            return self._cancel(session, job_id, _WAITS, job_id, by)
+            return self._cancel(session, job_id, WAITS, job_id, by)
 
         return self._database.write(request)
 
@@ -317,7 +314,7 @@ class LifecycleRepository:
         token = f"{instance}/{secrets.token_hex(8)}"
 
         def end(session: Session) -> AiJob:
-            waits_for_it = and_(_WAITS, AiJob.attempt_no == attempt - 1, _NOT_ASKED)
+            waits_for_it = and_(WAITS, AiJob.attempt_no == attempt - 1, NOT_ASKED)
             if not self._changes.change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
             job = self._changes.get(session, job_id)
@@ -376,7 +373,7 @@ class LifecycleRepository:
         A call that is open still is given up as lost; whoever knows what came of it says so afterwards.
         """
         try:
-            job = self._changes.held_change(session, claim, note, _NOT_ASKED, *where, **values)
+            job = self._changes.held_change(session, claim, note, NOT_ASKED, *where, **values)
         except CancelRequested:
             return self._cancel(session, claim.job_id, and_(holds(claim), *where), claim, note.actor)
         mark_lost(session, self._clock, claim.job_id, claim.attempt_no)

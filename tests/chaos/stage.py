@@ -162,6 +162,7 @@ class Stage:
             "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
             "AIJOBS_SECRET_KEY": "s" * 32,
             "AIJOBS_JWT_SECRET": "j" * 32,
+            "AIJOBS_USER_ACTIVE_JOBS": "0",
             "CHAOS_FOLDER": str(self.crash_folder),
             "PYTHONPATH": f"{self._plug_in(self.plug_in)}:{ROOT}",
             **SHORT_TIMES,

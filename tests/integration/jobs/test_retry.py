@@ -183,13 +183,13 @@ def test_a_second_child_that_no_lock_foresaw_is_refused_by_the_database(
     parent, _ = kit.job_in("failed")
     child = _retry(kit, parent)
     looked = []
-    real = kit.jobs._live_child
+    real = kit.jobs._retries._live_child
 
     def blind_once(*arguments: Any) -> AiJob | None:
         looked.append(1)
         return None if len(looked) == 1 else real(*arguments)
 
-    monkeypatch.setattr(kit.jobs, "_live_child", blind_once)
+    monkeypatch.setattr(kit.jobs._retries, "_live_child", blind_once)
     before = kit.everything()
     again = kit.jobs.retry(parent, "operator:ann")
     assert (again.created, again.job.id) == (False, child.id)
