@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
@@ -33,6 +34,8 @@ ELSEWHERE = frozenset(
 """Failures after which the next route is tried in the same attempt: nothing was bought, or it was cut off unread."""
 EXHAUSTED = frozenset({"PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID"})
 """No call on this key will go through until somebody has seen to the account."""
+LESS_STEPS = 2
+"""From a schema to any JSON object, and from there to the prompt's word alone."""
 SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 10.0, 0.2, 60.0
 ALL_TAKEN = timedelta(seconds=5)
 """When to come back where all calls that a provider may have at once are taken."""
@@ -126,11 +129,11 @@ class AiGateway:
     def _ask(
         self, provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
-        """One call; and one more where the server took no constraint on its answer, which then asks for less."""
-        try:
-            return self._call(provider, request, token, ledger)
-        except ConstraintRefused:
-            return self._call(provider, request, token, ledger)
+        """One call; and another where the server takes no such constraint on its answer, which then asks for less."""
+        for _ in range(LESS_STEPS):
+            with suppress(ConstraintRefused):
+                return self._call(provider, request, token, ledger)
+        return self._call(provider, request, token, ledger)
 
     @staticmethod
     def _call(

@@ -88,6 +88,7 @@ class GenerateAnswer:
     cached_tokens: int
     estimated: bool
     finish_reason: str
+    http_status: int | None = None
     request_id: str | None = None
 
 

@@ -131,6 +131,7 @@ class Execute:
             billed="yes",
             latency_ms=call.watch.ms,
             finish_reason=answer.finish_reason,
+            http_status=answer.http_status,
             request_id=answer.request_id,
         )
 

@@ -29,6 +29,7 @@ from aijobs.wiring import Services, build_engine, build_services
 from tests.contracts import documents
 from tests.contracts import job_type_rules as rules
 from tests.contracts.job_type_rules import JobTypeSample
+from tests.support.gateways import health
 from tests.support.processes import Run
 from tests.support.rows import build_job, prepare_database
 
@@ -60,7 +61,7 @@ def services(example: ModuleType, create_sqlite_database: Callable[..., str], ru
     )
     broker: Any = MemoryBroker(keys)
     broker.client = None
-    services = build_services(settings, broker=broker)
+    services = build_services(settings, broker=broker, **health())
     yield services
     services.database.dispose()
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aijobs import job_types
+from aijobs.ai.catalogue import DEFAULT, Catalogue
 from aijobs.ai.prompts import PromptTemplates
+from aijobs.ai.router import ModelRouter
 from aijobs.db import Database
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
@@ -34,6 +36,10 @@ def _sample(name: str) -> JobTypeSample:
     return JobTypeSample(module.DEFINITION, module)
 
 
+CATALOGUE = Catalogue.load(None, {})
+ROUTER = ModelRouter(CATALOGUE.routes, DEFAULT, CATALOGUE.user_routes)
+
+
 @pytest.fixture(params=NAMES)
 def sample(request: pytest.FixtureRequest) -> JobTypeSample:
     return _sample(request.param)
@@ -41,7 +47,7 @@ def sample(request: pytest.FixtureRequest) -> JobTypeSample:
 
 @pytest.fixture(scope="module")
 def registry() -> JobDefinitionRegistry:
-    return build_registry(prompts, MODULES, production=False)
+    return build_registry(prompts, MODULES, ROUTER, production=False)
 
 
 @pytest.fixture

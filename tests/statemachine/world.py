@@ -21,7 +21,6 @@ from greenlet import getcurrent
 from sqlalchemy import delete, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from aijobs.ai.cost import CostCalculator
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.router import ModelRouter
@@ -44,7 +43,7 @@ from aijobs.jobs.service import CreatedJob, CreateJobInput
 from aijobs.queues.message import JobMessage, OutgoingMessage
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
-from aijobs.upkeep.dispatcher import OutboxDispatcher
+from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.wiring import Services, build_redrive, build_retention, build_services
 from tests.statemachine.faulty import AWAY, FaultyDatabase
@@ -62,6 +61,7 @@ from tests.statemachine.flows import (
     stop,
     this_flow,
 )
+from tests.support.gateways import health
 from tests.support.jobs import BEGIN, KEYS, KitBroker
 
 LEAVE = "leave"
@@ -181,6 +181,9 @@ class _FlowPrepare(Prepare):
         return run
 
 
+ROUTER = ModelRouter({"local": (Route("local", "m"),)}, default="local")
+
+
 class Worker(Process):
     """One consumer process: an engine, its watcher, and as many slots as it has."""
 
@@ -208,12 +211,28 @@ class Worker(Process):
             )
             return self.watcher
 
+        gateway = AiGateway([world.ledger], {}, s.breaker, s.call_slots)
         return ExecutionEngine(
-            prepare=_FlowPrepare(s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(self.instance)),
-            resolve=Resolve(s.database, s.prompts, ModelRouter({"local": Route("local", "m")}, default="local")),
-            execute=Execute(s.database, s.lifecycle, AiGateway([world.ledger]), usage, COSTS),
+            prepare=_FlowPrepare(
+                s.database,
+                s.clock,
+                s.registry,
+                s.lifecycle,
+                s.outbox_events,
+                str(self.instance),
+                send_back=hand_over(s.broker),
+            ),
+            resolve=Resolve(
+                s.database,
+                s.prompts,
+                ROUTER,
+                s.credentials,
+            ),
+            execute=Execute(
+                s.database, s.lifecycle, AiGateway([world.ledger], {}, s.breaker, s.call_slots), usage, s.costs
+            ),
             project=Project(s.database, s.lifecycle, s.registry),
-            settle=Settle(s.database, s.clock, s.lifecycle, usage),
+            settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
             lifecycle=s.lifecycle,
             bus=s.bus,
             presence=_Silent(),
@@ -227,9 +246,6 @@ class Worker(Process):
 
     def slots_used(self) -> int:
         return sum(flow.name == "slot" for flow in self.standing())
-
-
-COSTS = CostCalculator.load()
 
 
 def _look(worker: Any) -> None:
@@ -280,8 +296,10 @@ class World:
             message_keys=KEYS,
             job_days=JOB_DAYS,
             tombstone_days=TOMBSTONE_DAYS,
+            user_active_jobs=0,
         )
-        return build_services(settings, database=self.database, clock=self.clock, broker=self.broker)  # type: ignore[arg-type]
+        broker: Any = self.broker
+        return build_services(settings, database=self.database, clock=self.clock, broker=broker, **health())
 
     def act(self, name: str, **values: Any) -> None:
         """Do one action by its name, and remember it."""

@@ -28,6 +28,7 @@ from aijobs.settings import KeyRing, Settings
 from aijobs.testing.memory_broker import MemoryBroker
 from aijobs.wiring import Services, build_services
 from tests.support.databases import Databases
+from tests.support.gateways import health
 from tests.support.rows import prepare_database
 
 __all__ = ["BEGIN", "KEYS", "Kit", "KitBroker", "open_kit", "prepare_database", "race", "scratch_database"]
@@ -216,7 +217,7 @@ class Kit:
 def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **settings: Any) -> Iterator[Kit]:
     """The kit over a migrated database (`create_database(prepare_database)`); `clock` None: the database's own.
 
-    `settings` are fields of `Settings`. `broker` None: one in memory.
+    `settings` are fields of `Settings`; no limits for users without them. `broker` None: one in memory.
     """
     values: dict[str, Any] = {
         "instance_path": Path("/nonexistent"),
@@ -230,7 +231,7 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
     chosen = Settings(**values)
     broker = KitBroker(chosen.message_keys) if broker is None else broker
     database = Database(url, pool_size=20)
-    services = build_services(chosen, database=database, clock=clock, broker=broker)
+    services = build_services(chosen, database=database, clock=clock, broker=broker, **health())
     for job_type, changes in (
         (BACKGROUND_TYPE, {"queue": Queue("ai-background", 50)}),
         (STUBBORN_TYPE, {"execution": replace(DEFINITION.execution, cancellable=False)}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aijobs.errors import JobError
 
 
@@ -22,6 +24,13 @@ class HandToken:
             raise JobError("CANCELLED", "cancelled by the test")
         if self._left is not None:
             self._left -= 1
+
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        if self.cancelled:
+            callback()
+
+    def sleep(self, seconds: float) -> None:
+        self.raise_if_cancelled()
 
     def progress(self, percent: int) -> None:
         self.shown.append(percent)

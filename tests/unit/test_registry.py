@@ -35,7 +35,7 @@ from aijobs.job_types.synthetic import DEFINITION, PROJECTOR
 
 @pytest.fixture
 def registry() -> JobDefinitionRegistry:
-    router = ModelRouter({"default": Route("local", "m"), "large": Route("local", "l")}, "default")
+    router = ModelRouter({"default": (Route("local", "m"),), "large": (Route("local", "l"),)}, "default")
     registry = JobDefinitionRegistry(lambda name, version: (name, version) == ("cards", "v1"), router.knows)
     registry.register_projector(PROJECTOR)
     return registry

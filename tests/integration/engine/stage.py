@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from aijobs.ai.cost import CostCalculator
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.router import ModelRouter
@@ -37,6 +37,8 @@ from aijobs.jobs.service import CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.learning.models import Flashcard
 from aijobs.queues.message import JobMessage
+from aijobs.upkeep.dispatcher import hand_over
+from tests.support.gateways import gateway_to
 from tests.support.jobs import BEGIN, Kit
 from tests.support.polling import poll
 
@@ -196,8 +198,13 @@ class Delivery:
 
 
 @contextmanager
-def open_stage(kit: Kit, **watching: Any) -> Iterator[Stage]:
-    """A stage over the kit's services; `watching` are the watcher's seconds. The watcher runs."""
+def open_stage(
+    kit: Kit, *, gateway: AiGateway | None = None, router: ModelRouter | None = None, **watching: Any
+) -> Iterator[Stage]:
+    """A stage over the kit's services; `watching` are the watcher's seconds. The watcher runs.
+
+    `gateway` and `router` in place of the way to the scripted provider.
+    """
     provider, presence, abandoned = ScriptedProvider([CARDS]), Onlooker(), threading.Event()
     services, usage = kit.services, UsageLog(kit.clock)
     watchers: list[Watcher] = []
@@ -225,13 +232,24 @@ def open_stage(kit: Kit, **watching: Any) -> Iterator[Stage]:
             services.lifecycle,
             services.outbox_events,
             "host~boot~1~1~1~stage",
+            send_back=hand_over(services.broker),
         ),
         resolve=Resolve(
-            services.database, services.prompts, ModelRouter({"d": Route("local", "local-extractive-v1")}, "d")
+            services.database,
+            services.prompts,
+            router or ModelRouter({"d": (Route("local", "local-extractive-v1"),)}, "d"),
+            services.credentials,
         ),
-        execute=Execute(services.database, services.lifecycle, AiGateway([provider]), usage, CostCalculator.load()),
+        execute=Execute(services.database, services.lifecycle, gateway or gateway_to(provider), usage, services.costs),
         project=Project(services.database, services.lifecycle, services.registry),
-        settle=Settle(services.database, services.clock, services.lifecycle, usage),
+        settle=Settle(
+            services.database,
+            services.clock,
+            services.lifecycle,
+            usage,
+            patience=timedelta(hours=1),
+            chance=lambda: 0.0,
+        ),
         lifecycle=services.lifecycle,
         bus=services.bus,
         presence=presence,

@@ -44,7 +44,9 @@ class Received:
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        joined = "".join(self.pieces)
+        # A character outside the basic plane may come as two escapes, a half in each of two deltas.
+        return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
     def add(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk of the stream; whether it told anything. `CallFailed` where the answer grows without end."""
@@ -100,6 +102,7 @@ class Received:
             cached_tokens=cached,
             estimated=estimated,
             finish_reason=self.finish_reason,
+            http_status=self.status,
             request_id=self.request_id,
         )
 

@@ -63,6 +63,12 @@ class OpenAiCompatibleProvider:
             # Not chained: an error of the client holds the request, with the key and the notes in it.
             raise self._odd(error, received) from None
 
+    def close(self) -> None:
+        """Close the connections that are kept; the next call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._loop.submit(client.close()).result(timeout=5)
+
     def _stopped(self, token: CancellationToken, received: Received) -> CallFailed:
         try:
             token.raise_if_cancelled()

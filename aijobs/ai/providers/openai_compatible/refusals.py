@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -18,7 +18,7 @@ from aijobs.clock import utc_now
 
 _SAFETY = re.compile(r"content exists risk|content[_ ](?:filter|policy)|content management policy|safety system")
 _TOO_LONG = re.compile(
-    r"context[_ ](?:length|window|size)|maximum (?:context|input|prompt)|(?:prompt|input) is too long"
+    r"context[_ ](?:length|window|size)|maximum (?:context|input|prompt|model)|(?:prompt|input) is too long"
     r"|too many (?:input )?tokens|reduce the length"
 )
 _CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided|grammar|structured output")
@@ -53,9 +53,11 @@ def failure_of(error: ServerError, *, own_key: bool, constrained: bool) -> CallF
     message, words = _told(error.body)
     named = f"the server answered {error.status}" + (f" ({', '.join(words)})" if words else "")
     searched = " ".join((message, *words)).lower()
+    if error.status < 300:
+        unknown = replace(facts, billed="unknown")
+        return CallFailed("PROVIDER_UNAVAILABLE", f"{named} with no answer of a model", unknown)
     if error.status < 400:
-        what = "a redirect, which is not followed" if 300 <= error.status < 400 else "no answer of a model"
-        return CallFailed("INTERNAL_CONFIG", f"{named}: {what}", facts)
+        return CallFailed("INTERNAL_CONFIG", f"{named}: a redirect, which is not followed", facts)
     if error.status == 413 or (error.status < 500 and _TOO_LONG.search(searched)):
         return CallFailed("VALIDATION_INPUT_TOO_LARGE", named, facts)
     if error.status < 500 and _SAFETY.search(searched):

@@ -1,0 +1,103 @@
+"""Engines that ask a real server over a real socket, which does what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.catalogue import ProviderConfig
+from aijobs.ai.gateway import AiGateway
+from aijobs.ai.provider import Route
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
+from aijobs.ai.router import ModelRouter
+from aijobs.job_types import flashcard_generation
+from aijobs.jobs.models import AiJob
+from aijobs.testing.fakellm import FakeLlm, Step
+from aijobs.testing.memory_breaker_store import MemoryBreakerStore
+from aijobs.testing.memory_call_slots import MemoryCallSlots
+from tests.integration.engine.stage import Stage, open_stage
+from tests.support.jobs import Kit
+
+KEY = "sk-platform-0123456789abcdef"
+LOOP = LoopThread()
+
+
+def server_config(url: str, name: str = "acme", **changes: Any) -> ProviderConfig:
+    """A provider at `url` whose limits are short enough to wait for."""
+    config = ProviderConfig(
+        name=name,
+        base_url=url + "/v1",
+        models=("m1", "m2"),
+        json_mode="json_schema",
+        key=KEY,
+        needs_key=True,
+        prices_as="deepseek",
+        max_concurrent_calls=0,
+        moderation_model=None,
+        connect_s=1,
+        first_data_s=0.4,
+        idle_s=0.4,
+    )
+    return replace(config, **changes)
+
+
+@dataclass
+class Live:
+    """A stage whose provider is a server over a socket."""
+
+    stage: Stage
+    llm: FakeLlm
+    breaker: CircuitBreaker
+    job_type: str
+
+    def run(self, *steps: Step, job_type: str | None = None) -> AiJob:
+        """A job whose calls are answered by `steps` in turn, run to its end."""
+        self.llm.script(*steps)
+        return self.stage.run_to_end(self.new(job_type))
+
+    def new(self, job_type: str | None = None) -> str:
+        """A job that waits; its id."""
+        return self.stage.new_cards(job_type or self.job_type)
+
+
+LiveOpener = Callable[..., Live]
+
+
+@pytest.fixture
+def open_live(sqlite_kit: Kit) -> Iterator[LiveOpener]:
+    """`open_live(**config)`: a live stage; with `second` another provider at that URL behind the first."""
+    with ExitStack() as stack:
+
+        def opened(kit: Kit = sqlite_kit, *, second: str | None = None, failures: int = 50, **config: Any) -> Live:
+            llm = stack.enter_context(FakeLlm())
+            configs = [server_config(llm.url, **config)]
+            if second is not None:
+                configs.append(server_config(second, "backup"))
+            breaker = CircuitBreaker(MemoryBreakerStore(), failures, 30.0, chance=lambda: 0.0)
+            providers = [OpenAiCompatibleProvider(each, LOOP) for each in configs]
+            for provider in providers:
+                stack.callback(provider.close)
+            gateway = AiGateway(
+                providers,
+                {each.name: each.max_concurrent_calls for each in configs},
+                breaker,
+                MemoryCallSlots(),
+            )
+            routes = tuple(Route(each.name, "m1") for each in configs)
+            router = ModelRouter({"d": routes}, "d", {"user_deepseek_key": routes[:1]})
+            stage = stack.enter_context(open_stage(kit, gateway=gateway, router=router))
+            job_type = stage.define(flashcard_generation.DEFINITION, delay=10)
+            return Live(stage, llm, breaker, job_type)
+
+        yield opened
+
+
+@pytest.fixture
+def live(open_live: LiveOpener) -> Live:
+    """A live stage with one provider."""
+    return open_live()

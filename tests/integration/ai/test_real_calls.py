@@ -1,0 +1,313 @@
+"""Calls over a real socket: how they are bounded, aborted, paid, tried elsewhere, and put off."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aijobs.job_types import flashcard_generation
+from aijobs.jobs.lifecycle import SAVED
+from aijobs.testing.fakellm import Answer, FakeLlm, Reply, faults
+from tests.integration.ai.conftest import KEY, Live, LiveOpener
+from tests.support.jobs import Kit
+from tests.support.polling import poll
+
+NEVER = 3600.0
+
+
+# --- time and cancel -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [faults.hang(), faults.hang_after_headers(), faults.keep_alive(), faults.drip(0.05)])
+def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_ends(
+    open_live: LiveOpener, step: Any
+) -> None:
+    live = open_live(first_data_s=NEVER, idle_s=NEVER)
+    live.llm.script(step)
+    job_id = live.new()
+    delivery = live.stage.start(job_id)
+    live.llm.wait_for_calls(1)
+    live.stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    asked_at = time.monotonic()
+    live.llm.wait_until_left(1)
+    assert time.monotonic() - asked_at < 5, "the watcher looks each tenth of a second here"
+    assert delivery.wait() == "cancelled"
+    (row,) = live.stage.usage(job_id)
+    assert (row["error_code"], row["billed"]) == ("CANCELLED", "unknown")
+    poll(lambda: live.stage.usage(job_id)[0]["estimated"], what="the row tells what had come, as an estimate")
+
+
+def test_a_stream_that_never_ends_is_cut_at_the_attempts_deadline(open_live: LiveOpener) -> None:
+    live = open_live(first_data_s=NEVER, idle_s=NEVER)
+    job_type = live.stage.define(
+        flashcard_generation.DEFINITION, timeout_ms=1000, abort_strategy="fail", max_retries=2, delay=10
+    )
+    job = live.run(faults.drip(0.1), job_type=job_type)
+    assert (job.error_code, len(live.llm.calls)) == ("TIMEOUT", 1)
+    assert live.llm.wait_until_left(1).client_left
+
+
+def test_a_keep_alive_is_no_progress(open_live: LiveOpener) -> None:
+    """A blank line each fifth of a second kept a read alive for ever."""
+    live = open_live(first_data_s=0.5)
+    job = live.run(faults.keep_alive(every_s=0.05))
+    assert job.error_code == "PROVIDER_TIMEOUT"
+    assert all(call.client_left for call in live.llm.wait_for_calls(3, ended=True))
+
+
+def test_a_long_answer_shows_how_far_it_is(open_live: LiveOpener) -> None:
+    live = open_live(idle_s=NEVER)
+    seen: list[int] = []
+    live.llm.script(Answer(delta_s=0.05, delta_chars=20))
+    job_id = live.new()
+    delivery = live.stage.start(job_id)
+    poll(lambda: seen.append(live.stage.kit.job(job_id).progress) or delivery.is_over, what="the job is over")
+    assert delivery.wait() == "succeeded"
+    between = {percent for percent in seen if 10 < percent < SAVED}
+    assert between, f"no progress was seen between the request and the answer: {sorted(set(seen))}"
+
+
+# --- retries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_blank_answer_is_asked_for_again_without_a_constraint(live: Live) -> None:
+    job = live.run(faults.blank(), Answer())
+    assert job.lifecycle_status == "succeeded"
+    first, second = live.llm.calls
+    assert first.body["response_format"]["type"] == "json_schema"
+    assert "response_format" not in second.body
+
+
+def test_an_answer_that_was_cut_off_gets_more_room_and_is_asked_for_less(live: Live) -> None:
+    job = live.run(faults.truncated(), faults.truncated_valid(), Answer())
+    assert job.lifecycle_status == "succeeded"
+    room = [call.body["max_tokens"] for call in live.llm.calls]
+    assert room == [8_000, 16_000, 32_000]
+    assert "fewer or shorter items" in live.llm.calls[1].request.text()
+    assert "JSON" not in live.llm.calls[1].request.text().split("Mend this:")[1]
+
+
+def test_the_next_prompt_names_what_was_wrong(live: Live) -> None:
+    job = live.run(Answer('{"cards": [{"card_type": "poem"}]}'), Answer())
+    assert job.lifecycle_status == "succeeded"
+    assert "Your last answer could not be used" not in live.llm.calls[0].request.text()
+    told = live.llm.calls[1].request.text().split("Your last answer could not be used")[1]
+    assert "card_type" in told
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+def test_no_call_comes_before_the_provider_wants_it(live: Live, as_date: bool) -> None:
+    live.llm.script(faults.too_many_requests(retry_after_s=90, as_date=as_date), Answer())
+    job_id = live.new()
+    clock = live.stage.kit.clock
+    before = live.stage.kit.job(job_id).created_at
+    live.stage.run(job_id)
+    job = live.stage.kit.job(job_id)
+    assert job.next_attempt_at is not None
+    # A date has whole seconds, and counts from this machine's own clock.
+    assert job.next_attempt_at - before >= timedelta(seconds=88 if as_date else 90), clock
+
+
+def test_a_call_that_was_lost_after_it_was_paid_is_made_once_more_and_no_oftener(live: Live) -> None:
+    """The client's own retries, the engine's and the broker's made four paid generations of one."""
+    job = live.run(faults.close_after_work())
+    assert job.error_code == "PROVIDER_CONNECTION_LOST"
+    assert len(live.llm.calls) == 2
+    rows = live.stage.usage(job.id)
+    assert [(row["attempt_no"], row["billed"]) for row in rows] == [(1, "unknown"), (2, "unknown")]
+
+
+def test_each_attempt_leaves_what_it_cost_though_only_the_last_was_of_use(open_live: LiveOpener) -> None:
+    live = open_live(name="deepseek")
+    usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    job = live.run(
+        Answer("[]", usage=usage, model="deepseek-flash"),
+        faults.hang(),
+        Answer(usage={"prompt_tokens": 120, "completion_tokens": 60}, model="deepseek-flash"),
+    )
+    assert job.lifecycle_status == "succeeded"
+    rows = live.stage.usage(job.id)
+    assert [(row["prompt_tokens"], row["completion_tokens"], row["estimated"]) for row in rows] == [
+        (100, 50, False),
+        (rows[1]["prompt_tokens"], 0, True),
+        (120, 60, False),
+    ]
+    assert [row["billed"] for row in rows] == ["yes", "unknown", "yes"]
+    assert all(row["cost_micros"] for row in (rows[0], rows[2]))
+
+
+# --- servers and constraints ---------------------------------------------------------------------------------------
+
+
+def test_what_a_server_takes_is_learned_by_one_job_and_known_to_the_next(live: Live) -> None:
+    live.run(faults.no_json_schema())
+    job = live.run(faults.no_json_schema())
+    assert job.lifecycle_status == "succeeded"
+    formats = [call.body["response_format"]["type"] for call in live.llm.calls]
+    assert formats == ["json_schema", "json_object", "json_object"]
+
+
+def test_a_server_that_is_not_there_costs_nothing(open_live: LiveOpener) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        live = open_live(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        job = live.run()
+    assert job.error_code == "PROVIDER_UNAVAILABLE"
+    assert [row["billed"] for row in live.stage.usage(job.id)] == ["no"] * 3
+
+
+def test_a_server_that_sends_its_answer_in_one_piece_is_understood(live: Live) -> None:
+    def whole(request: Any) -> Any:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "[]"}, "finish_reason": "stop"}
+        return {"id": "x", "model": "m1", "choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}
+
+    job = live.run(Reply(200, whole))
+    assert job.error_code == "VALIDATION_OUTPUT_NOT_JSON"
+    assert live.stage.usage(job.id)[0]["prompt_tokens"] == 7
+
+
+def test_an_error_of_twenty_megabytes_is_read_to_its_status_alone(live: Live) -> None:
+    job = live.run(Reply(500, {"error": {"message": "x" * 20_000_000}}))
+    assert job.error_code == "PROVIDER_UNAVAILABLE"
+    assert len(live.stage.kit.row(job.id)["internal_error_message"]) < 16_000
+
+
+def test_a_redirect_takes_no_key_elsewhere(open_live: LiveOpener) -> None:
+    with FakeLlm() as elsewhere:
+        live = open_live()
+        job = live.run(faults.redirect(f"{elsewhere.url}/v1/chat/completions", status=307))
+        assert job.error_code == "INTERNAL_CONFIG"
+        assert elsewhere.calls == []
+
+
+def test_the_model_that_answered_is_the_one_that_is_priced(open_live: LiveOpener) -> None:
+    live = open_live(name="deepseek")
+    job = live.run(Answer(model="deepseek-flash-20260801", usage={"prompt_tokens": 1000, "completion_tokens": 0}))
+    (row,) = live.stage.usage(job.id)
+    assert row["model"] == "deepseek-flash-20260801"
+    assert row["cost_micros"] in (150, 300), "a dated name has its model's price; twice as much at peak"
+    unknown = live.run(Answer(model="m-unheard-of"))
+    (row,) = live.stage.usage(unknown.id)
+    assert (row["cost_micros"], row["billed"]) == (None, "yes"), "no price is not a price of nothing"
+
+
+# --- other routes, the breaker, slots ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [faults.server_error(), faults.no_balance(), faults.bad_key(), faults.hang()])
+def test_a_provider_that_fails_is_followed_by_the_next_of_the_route(open_live: LiveOpener, step: Any) -> None:
+    with FakeLlm() as backup:
+        live = open_live(second=backup.url)
+        job = live.run(step)
+        assert job.lifecycle_status == "succeeded"
+        assert (len(live.llm.calls), len(backup.calls), job.retry_count) == (1, 1, 0)
+    first, second = live.stage.usage(job.id)
+    assert [(row["provider"], row["attempt_no"], row["call_no"]) for row in (first, second)] == [
+        ("acme", 1, 1),
+        ("backup", 1, 2),
+    ]
+    assert (first["state"], second["state"], second["billed"]) == ("failed", "done", "yes")
+
+
+@pytest.mark.parametrize("step", [faults.close_after_work(), faults.content_exists_risk(), faults.context_openai()])
+def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(open_live: LiveOpener, step: Any) -> None:
+    with FakeLlm() as backup:
+        live = open_live(second=backup.url)
+        live.llm.script(step)
+        live.stage.run(live.new())
+        assert backup.calls == []
+
+
+def test_jobs_wait_uncounted_while_a_providers_account_is_empty(open_live: LiveOpener) -> None:
+    """One job finds out; thirty others must not burn their attempts one by one."""
+    live = open_live(failures=5)
+    assert live.run(faults.no_balance()).error_code == "PROVIDER_ACCOUNT_EXHAUSTED"
+    live.llm.script(Answer())
+    waiting = [live.new() for _ in range(5)]
+    assert [live.stage.run(job_id) for job_id in waiting] == ["postponed"] * 5
+    assert len(live.llm.calls) == 1
+    for job_id in waiting:
+        job = live.stage.kit.job(job_id)
+        assert (job.lifecycle_status, job.locked_by, job.retry_count, job.lost_count) == ("running", None, 0, 0)
+        assert job.next_attempt_at is not None
+        assert live.stage.kit.types(job_id) == ["created", "locked", "released"]
+    live.breaker.reset("acme.platform")
+    assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in waiting} == {"succeeded"}
+
+
+def test_a_job_that_waited_for_its_provider_too_long_fails_and_says_why(open_live: LiveOpener) -> None:
+    live = open_live()
+    job_id = live.new()
+    live.breaker.failed("acme.platform", exhausted=True)
+    live.stage.kit.advance(2 * 3600)
+    job = live.stage.run_to_end(job_id)
+    assert (job.error_code, job.retry_count, live.llm.calls) == ("PROVIDER_UNAVAILABLE", 2, [])
+
+
+def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOpener) -> None:
+    live = open_live(max_concurrent_calls=2, first_data_s=NEVER)
+    live.llm.script(Answer(delta_s=0.02))
+    deliveries = [live.stage.start(live.new()) for _ in range(6)]
+    assert [delivery.wait(30) for delivery in deliveries] == ["succeeded"] * 6
+    calls = live.llm.wait_for_calls(6, ended=True)
+    spans = [(call.received_at, call.received_at + timedelta(seconds=call.ended_after_s or 0)) for call in calls]
+    # A client may come in while the server still writes down that the one before it is done.
+    slack = timedelta(seconds=0.05)
+    assert max(sum(begin < at < end - slack for begin, end in spans) for at, _ in spans) <= 2
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keyed(open_live: LiveOpener, sqlite_kit: Kit) -> Callable[[str], tuple[Live, str]]:
+    """`keyed(api_key)`: a live stage, and a waiting job of a user who pays with that key."""
+
+    def opened(api_key: str) -> tuple[Live, str]:
+        live = open_live()
+        credential = sqlite_kit.services.credentials.create("u1", mode="user_deepseek_key", label="mine", key=api_key)
+        return live, credential.id
+
+    return opened
+
+
+def _job_on(live: Live, credential_id: str) -> str:
+    from aijobs.jobs.requests import CreateJobInput, Overrides
+    from tests.integration.engine.stage import NOTES
+
+    modes = replace(flashcard_generation.DEFINITION.credential, allowed_modes=("platform_key", "user_deepseek_key"))
+    job_type = live.stage.define(replace(flashcard_generation.DEFINITION, credential=modes), delay=10)
+    overrides = Overrides(credential_mode="user_deepseek_key", credential_id=credential_id)
+    request = CreateJobInput("u1", job_type, "note", "note-1", NOTES, overrides=overrides)
+    return live.stage.kit.jobs.create_job(request).job.id
+
+
+def test_a_users_key_pays_for_that_users_job_alone(keyed: Callable[[str], tuple[Live, str]]) -> None:
+    live, credential_id = keyed("sk-user-abcdefghijklmnop")
+    own, platforms = _job_on(live, credential_id), live.new()
+    assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in (own, platforms)} == {"succeeded"}
+    assert [call.key for call in live.llm.calls] == ["sk-user-abcdefghijklmnop", KEY]
+    assert [live.stage.usage(job_id)[0]["credential_mode"] for job_id in (own, platforms)] == [
+        "user_deepseek_key",
+        "platform_key",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [(faults.bad_key(), "CREDENTIAL_INVALID"), (faults.no_balance(), "CREDENTIAL_INSUFFICIENT_BALANCE")],
+)
+def test_a_users_bad_key_stops_that_user_and_nobody_else(
+    keyed: Callable[[str], tuple[Live, str]], step: Any, code: str
+) -> None:
+    live, credential_id = keyed("sk-user-abcdefghijklmnop")
+    live.llm.script(step, key="sk-user-abcdefghijklmnop")
+    assert live.stage.run_to_end(_job_on(live, credential_id)).error_code == code
+    assert live.run(Answer()).lifecycle_status == "succeeded"
+    assert [call.key for call in live.llm.calls] == ["sk-user-abcdefghijklmnop", KEY], "the platform paid for nobody"
