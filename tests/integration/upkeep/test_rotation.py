@@ -1,0 +1,288 @@
+"""Moving stored keys under a new key of the ring: batched, resumable, harmless to whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import event, update
+
+from aijobs.ai.credential_store import CredentialStore
+from aijobs.ai.credentials import CredentialVault, Place, Sealed
+from aijobs.ai.models import UserModelCredential
+from aijobs.ai.provider import CancellationToken, GenerateRequest, Route
+from aijobs.ai.router import ModelRouter
+from aijobs.definitions.definition import USER_DEEPSEEK_KEY
+from aijobs.errors import SettingsError
+from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.settings import KeyRing
+from aijobs.upkeep.rotation import CredentialRotation, Rotated
+from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
+from tests.support.jobs import Kit, open_kit, race
+
+C1, C2 = ("c1", b"c" * 32), ("c2", b"d" * 32)
+BOTH = KeyRing((C2, C1))
+ROUTER = ModelRouter({"d": (Route("local", "m"),)}, "d", {USER_DEEPSEEK_KEY: (Route("local", "m"),)})
+
+
+def fill(kit: Kit, count: int) -> dict[str, str]:
+    """So many keys, of several users, under the ring's first key; the keys by their ids."""
+    made = {}
+    for n in range(count):
+        key = f"sk-of-number-{n:04}"
+        made[kit.services.credentials.create(f"u{n % 3}", key).id] = key
+    return made
+
+
+def rotation(kit: Kit, *, batch: int = 2, ring: KeyRing = BOTH) -> CredentialRotation:
+    """A rotation as another process makes it, with the new key first."""
+    vault = CredentialVault(ring, kit.services.settings.secret_key)
+    return CredentialRotation(kit.database, CredentialStore(kit.clock, vault), batch)
+
+
+def stored(kit: Kit) -> dict[str, tuple[str, bytes]]:
+    return {row["id"]: (row["key_id"], row["ciphertext"]) for row in kit.rows("user_model_credentials")}
+
+
+def opened(kit: Kit, *ring: tuple[str, bytes]) -> dict[str, str]:
+    """Every stored key, read with this ring."""
+    vault = CredentialVault(KeyRing(ring), "s" * 32)
+    return {
+        row["id"]: vault.open(Sealed(row["key_id"], row["ciphertext"]), Place(row["id"], row["user_id"], row["mode"]))
+        for row in kit.rows("user_model_credentials")
+    }
+
+
+def test_all_keys_are_moved_and_the_old_key_of_the_ring_may_go(kit: Kit) -> None:
+    keys = fill(kit, 5)
+    before = stored(kit)
+    others = [{**row, "key_id": "", "ciphertext": b""} for row in kit.rows("user_model_credentials")]
+    assert rotation(kit).run() == Rotated("c2", 5, (), 0)
+    assert {key_id for key_id, _ in stored(kit).values()} == {"c2"}
+    assert not {c for _, c in stored(kit).values()} & {c for _, c in before.values()}
+    assert opened(kit, C2) == keys
+    assert [{**row, "key_id": "", "ciphertext": b""} for row in kit.rows("user_model_credentials")] == others
+
+
+def test_a_second_run_finds_nothing_and_writes_nothing(kit: Kit) -> None:
+    fill(kit, 3)
+    rotation(kit).run()
+    before = kit.everything()
+    with kit.statements() as seen:
+        assert rotation(kit).run() == Rotated("c2", 0, (), 0)
+    assert not [statement for statement in seen if statement.startswith("UPDATE")]
+    assert kit.everything() == before
+
+
+def test_a_rotation_that_was_killed_between_batches_goes_on_where_it_was(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = fill(kit, 5)
+    killed = rotation(kit)
+    whole, batches = killed._write, [0]
+
+    def write(fresh: Any) -> int:
+        batches[0] += 1
+        if batches[0] == 2:
+            raise KeyboardInterrupt
+        return whole(fresh)
+
+    monkeypatch.setattr(killed, "_write", write)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    assert sorted(key_id for key_id, _ in stored(kit).values()) == ["c1", "c1", "c1", "c2", "c2"]
+    assert opened(kit, C2, C1) == keys, "between two runs everything can be read"
+    assert rotation(kit).run() == Rotated("c2", 3, (), 0)
+    assert opened(kit, C2) == keys
+
+
+def test_a_batch_that_fails_in_the_middle_leaves_its_rows_as_they_were(kit: Kit) -> None:
+    keys = fill(kit, 4)
+    before, updates = stored(kit), [0]
+
+    def fail(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("UPDATE"):
+            updates[0] += 1
+            if updates[0] == 2:
+                raise RuntimeError("the process dies here")
+
+    event.listen(kit.database.engine, "before_cursor_execute", fail)
+    try:
+        with pytest.raises(RuntimeError):
+            rotation(kit, batch=4).run()
+    finally:
+        event.remove(kit.database.engine, "before_cursor_execute", fail)
+    assert updates == [2]
+    assert stored(kit) == before
+    assert rotation(kit, batch=4).run().rotated == 4
+    assert opened(kit, C2) == keys
+
+
+def test_rows_that_cannot_be_opened_are_named_and_stop_no_other(kit: Kit) -> None:
+    keys = fill(kit, 7)
+    first, second, third, *_ = ids = sorted(keys)
+    rows = stored(kit)
+    changes: dict[str, dict[str, Any]] = {
+        first: {"ciphertext": b"\x01garbled"},
+        second: {"key_id": "lost"},
+        third: {"ciphertext": rows[ids[3]][1]},
+        ids[-1]: {"user_id": "thief"},
+    }
+    with kit.database.transaction() as session:
+        for credential_id, values in changes.items():
+            session.execute(update(UserModelCredential).where(UserModelCredential.id == credential_id).values(**values))
+    before = stored(kit)
+    for moved in (3, 0):
+        done = rotation(kit).run()
+        assert (done.rotated, sorted(done.unreadable), done.remaining) == (moved, sorted(changes), 4)
+        assert not done.is_complete
+    for credential_id in changes:
+        assert stored(kit)[credential_id] == before[credential_id]
+
+
+@pytest.fixture
+def meddling(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Callable[[CredentialRotation, Callable[[], None]], Rotated]:
+    """Run a rotation, and something else once between its reading and its writing."""
+
+    def run(turning: CredentialRotation, meddle: Callable[[], None]) -> Rotated:
+        whole, todo = turning._write, [meddle]
+
+        def write(fresh: Any) -> int:
+            while todo:
+                todo.pop()()
+            return whole(fresh)
+
+        monkeypatch.setattr(turning, "_write", write)
+        return turning.run()
+
+    return run
+
+
+def test_a_key_that_is_deleted_meanwhile_stays_deleted(kit: Kit, meddling: Any) -> None:
+    keys = fill(kit, 3)
+    gone = min(keys)
+    done = meddling(rotation(kit), lambda: kit.services.credentials.delete("u0", gone))
+    assert done == Rotated("c2", 2, (), 0)
+    assert opened(kit, C2) == {key: value for key, value in keys.items() if key != gone}
+
+
+def test_another_rotation_that_was_first_wins(kit: Kit, meddling: Any) -> None:
+    keys = fill(kit, 4)
+    outcome: list[Rotated] = []
+    won: list[Any] = []
+
+    def other() -> None:
+        outcome.append(rotation(kit).run())
+        won.append(stored(kit))
+
+    assert meddling(rotation(kit), other).rotated == 0
+    assert outcome == [Rotated("c2", 4, (), 0)]
+    assert [stored(kit)] == won
+    assert opened(kit, C2) == keys
+
+
+def test_rotations_that_run_at_once_move_each_key_once(live_kit: Kit) -> None:
+    keys = fill(live_kit, 9)
+    outcomes = race(*[rotation(live_kit).run] * 3)
+    assert all(isinstance(one, Rotated) for one in outcomes), outcomes
+    assert sum(one.rotated for one in outcomes) == 9
+    assert all(one.is_complete and not one.unreadable for one in outcomes)
+    assert opened(live_kit, C2) == keys
+
+
+def test_a_commit_whose_answer_was_lost_is_counted_as_what_it_did(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    fill(kit, 1)
+    turning = rotation(kit)
+    (row,) = turning._next("")
+    fresh = turning._again(row)
+    assert turning._write([(row, fresh)]) == 1
+    assert turning._write([(row, fresh)]) == 1, "the same write again finds itself"
+    assert turning._write([(row, turning._again(row))]) == 0, "another's is no longer ours to write"
+
+
+def test_a_key_that_is_stored_meanwhile_by_an_older_process_is_told(kit: Kit, meddling: Any) -> None:
+    """Its process still has the old key first: the ring must not lose it, and the count says so."""
+    fill(kit, 2)
+    late: list[str] = []
+
+    def store_late() -> None:
+        late.append(kit.services.credentials.create("u9", "sk-late-0000").id)
+
+    assert meddling(rotation(kit, batch=10), store_late).rotated in (2, 3)
+    done = rotation(kit).run()
+    assert done.is_complete
+    assert stored(kit)[late[0]][0] == "c2"
+
+
+# --- the whole rotation, step by step, with jobs on their way ----------------------------------------------------
+
+
+class Paid:
+    """A provider that notes the key of each call."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def __call__(self, request: GenerateRequest, token: CancellationToken) -> str:
+        assert request.credential is not None
+        self.keys.append(request.credential.open())
+        return json.dumps(CARDS)
+
+
+def paid_job(stage: Stage, job_type: str, credential_id: str, user_id: str) -> str:
+    overrides = Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
+    request = CreateJobInput(user_id, job_type, "note", "note-1", NOTES, overrides=overrides)
+    return stage.kit.jobs.create_job(request).job.id
+
+
+def processes(kit: Kit, ring: KeyRing) -> Iterator[tuple[Stage, Paid, str]]:
+    """A process with this ring, started as a worker is, and its job type."""
+    with open_kit(kit.url, clock=kit.clock, credential_keys=ring) as each:
+        each.services.check_start()
+        with open_stage(each, router=ROUTER) as stage:
+            paid = Paid()
+            yield stage, paid, stage.asking(paid)
+
+
+def test_the_ring_is_rotated_while_jobs_wait_and_run(kit: Kit) -> None:
+    with_old, with_both, with_new = (KeyRing(ring) for ring in ((C1,), (C2, C1), (C2,)))
+    keys = fill(kit, 3)
+    ids = sorted(keys)
+    garbled = kit.services.credentials.create("u0", "sk-garbled-0000").id
+    waiting: list[str] = []
+    for stage, paid, job_type in processes(kit, with_old):
+        assert stage.run_to_end(paid_job(stage, job_type, ids[0], "u0")).lifecycle_status == "succeeded"
+        assert paid.keys == [keys[ids[0]]]
+        waiting.append(paid_job(stage, job_type, ids[1], "u1"))
+    for stage, paid, job_type in processes(kit, with_both):
+        running = paid_job(stage, job_type, ids[2], "u2")
+        claim_and_rotate: list[Rotated] = []
+
+        def rotate_meanwhile(
+            request: GenerateRequest, token: CancellationToken, paid: Paid = paid, done: Any = claim_and_rotate
+        ) -> str:
+            done.append(rotation(kit).run())
+            return paid(request, token)
+
+        stage.provider.answers[:] = [rotate_meanwhile]
+        assert stage.run_to_end(running).lifecycle_status == "succeeded", "what was read before opens after"
+        assert claim_and_rotate == [Rotated("c2", 4, (), 0)]
+        assert paid.keys == [keys[ids[2]]]
+        stage.provider.answers[:] = [paid]
+        assert stage.run_to_end(waiting[0]).lifecycle_status == "succeeded"
+        assert rotation(kit).run() == Rotated("c2", 0, (), 0)
+    with kit.database.transaction() as session:
+        session.execute(
+            update(UserModelCredential).where(UserModelCredential.id == garbled).values(ciphertext=b"\x01nonsense")
+        )
+    for stage, paid, job_type in processes(kit, with_new):
+        spoilt = paid_job(stage, job_type, garbled, "u0")
+        assert stage.run_to_end(spoilt).error_code == "CREDENTIAL_UNREADABLE"
+        for n, credential_id in enumerate(ids):
+            assert stage.run_to_end(paid_job(stage, job_type, credential_id, f"u{n}")).lifecycle_status == "succeeded"
+        assert paid.keys == [keys[credential_id] for credential_id in ids]
+    with pytest.raises(SettingsError, match=r"'c2' \(4\)"):
+        next(processes(kit, with_old))
