@@ -230,7 +230,7 @@ def test_no_page_is_wider_than_a_small_screen(
     page.locator("#password").fill(PASSWORD)
     page.locator("button.primary").click()
     page.wait_for_url("**/console/jobs*")
-    paths = ["jobs", "jobs?q=x", "outbox", "queues", "workers", f"jobs/{jobs['failed']}/retry"]
+    paths = ["jobs", "jobs?q=x", "outbox", "queues", "workers", "providers", f"jobs/{jobs['failed']}/retry"]
     for path in (*paths, *(f"jobs/{job_id}" for job_id in jobs.values())):
         page.goto(f"{address}/console/{path}")
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -290,6 +290,8 @@ def test_axe_finds_nothing_serious_on_any_page(
     expect(page.locator("#chips")).to_contain_text("Failed 2")
     paths = ["/console/jobs", "/console/jobs?q=zzz", "/console/jobs?createdFrom=never", "/console/outbox"]
     paths += ["/console/queues", "/console/workers", "/console/audit", "/console/jobs/nope"]
+    stage.services.breaker.failed("deepseek.platform", exhausted=True)
+    paths += ["/console/providers", "/console/providers/deepseek/close"]
     paths += [f"/console/jobs/{job_id}" for job_id in (*jobs.values(), parent, child)]
     paths += [f"/console/jobs/{jobs['failed']}/retry", f"/console/jobs/{jobs['running']}/cancel"]
     for path in paths:

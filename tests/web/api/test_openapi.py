@@ -58,10 +58,8 @@ def test_every_route_is_described_and_every_description_is_a_route(app: Flask, d
         if rule.rule.startswith(("/api/", "/admin-api/", "/internal/")) and rule.rule not in DOCUMENTS
         for method in rule.methods - {"HEAD", "OPTIONS"}
     }
-    described = {
-        (method, re.sub(r"\{(\w+)Id\}", r"<\1_id>", path))
-        for method, path, _, _ in operations(documents)
-    }
+    as_rule = str.maketrans("{}", "<>")
+    described = {(m, path.replace("Id}", "_id}").translate(as_rule)) for m, path, _, _ in operations(documents)}
     assert described == routed
 
 
@@ -143,7 +141,7 @@ def test_real_answers_fit_what_is_described(
         described = path
         for name in ("failed", "done", "child", "queued", "none", "dead", "unknown", "key"):
             of = "{eventId}" if "outbox/<" in path else "{credentialId}" if "credentials/<" in path else "{jobId}"
-            described = described.replace(f"<{name}>", of)
+            described = re.sub(r"/providers/\w+/", "/providers/{provider}/", described.replace(f"<{name}>", of))
             path = path.replace(f"<{name}>", full.get(name, new_id()))
         answer = client.open(path + query, method=method, headers=headers, **options)
         check(documents, described, method, answer)
@@ -192,6 +190,9 @@ def test_real_answers_fit_what_is_described(
         ask("GET", "/admin-api/ai/jobs/queues/status", headers)
         ask("GET", "/admin-api/ai/jobs/outbox/status", headers)
         ask("GET", "/admin-api/ai/workers", headers)
+        ask("GET", "/admin-api/ai/providers", headers)
+        ask("POST", "/admin-api/ai/providers/deepseek/breaker/close", headers)
+        ask("POST", "/admin-api/ai/providers/nobody/breaker/close", headers)
         ask("GET", "/admin-api/ai/usage", headers, "?from=2026-02-01&to=2026-04-01")
         ask("GET", "/admin-api/ai/usage", headers, "?from=2020-01-01&to=2026-04-01")
         for job in ("<done>", "<failed>", "<child>", "<queued>", "<none>"):

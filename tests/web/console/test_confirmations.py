@@ -88,7 +88,9 @@ def test_get_changes_nothing(stage: Stage) -> None:
     for job_id in jobs.values():
         for end in ("", "/changes", "/retry", "/cancel", "/retry?confirmation=x&reason=y"):
             console.get(f"/console/jobs/{job_id}{end}")
-    for address in ("/console/jobs", "/console/outbox", "/console/queues", "/console/workers", "/console/search?q=x"):
+    for address in ("/console/jobs", "/console/outbox", "/console/queues", "/console/workers", "/console/providers"):
+        console.get(address)
+    for address in ("/console/providers/deepseek/close", "/console/search?q=x"):
         console.get(address)
     assert _everything(stage) == before
 

@@ -30,6 +30,7 @@ def test_hostile_text_in_every_field_stays_text_on_every_page(stage: Stage, payl
     jobs = _poison(stage, payload)
     console = stage.client("SUPER_ADMIN")
     addresses = ["/console/jobs", "/console/outbox", "/console/queues", "/console/workers", "/console/outbox/changes"]
+    addresses += ["/console/providers", "/console/providers/deepseek/close"]
     _poison_audit(stage, payload)
     addresses.append("/console/audit")
     for job_id in jobs:
