@@ -24,6 +24,7 @@ from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid, SettingsError
 from aijobs.jobs.service import CreatedJob, CreateJobInput, Overrides
 from aijobs.settings import KeyRing
+from aijobs.wiring import build_job_crew, build_maintenance_crew
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.jobs import CREDENTIAL_KEYS, Kit, open_kit, race
 
@@ -269,8 +270,13 @@ def test_nothing_starts_without_a_key_that_stored_keys_need(kit: Kit) -> None:
         assert str(refused.value) == f"AIJOBS_CREDENTIAL_KEYS {why}"
         with kit.database.transaction() as session:
             session.execute(text("DELETE FROM user_model_credentials WHERE key_id = 'c2'"))
-        with pytest.raises(SettingsError, match=r"what 1 stored user key needs: 'c1' \(1\)"):
-            another.services.check_start()
+        for start in (
+            another.services.check_start,
+            partial(build_job_crew, another.services, "ai-interactive", lambda: None),
+            partial(build_maintenance_crew, another.services),
+        ):
+            with pytest.raises(SettingsError, match=r"what 1 stored user key needs: 'c1' \(1\)"):
+                start()
     kit.services.check_start()
 
 

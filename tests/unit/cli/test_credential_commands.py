@@ -1,0 +1,101 @@
+"""`aijobs credentials rotate`, and what starts without a key that is needed: nothing, and it says so in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import select, update
+
+from aijobs.ai.credential_service import CredentialService
+from aijobs.ai.models import UserModelCredential
+from aijobs.db import Database, DatabaseClock
+from aijobs.settings import Settings
+from aijobs.web.models import AuditLog
+from aijobs.wiring import build_credential_store
+
+Aijobs = Callable[..., tuple[int, str, str]]
+KEY = "sk-canary-0123456789abcdef"
+K1, K2 = "k1:" + "1" * 32, "k2:" + "2" * 32
+
+
+@contextmanager
+def opened() -> Iterator[Database]:
+    database = Database(Settings.load().database_url)
+    yield database
+    database.dispose()
+
+
+def store(count: int) -> list[str]:
+    """So many stored keys under the ring as it is set now; their ids."""
+    settings, clock = Settings.load(), DatabaseClock()
+    with opened() as database:
+        service = CredentialService(database, clock, build_credential_store(settings, clock))
+        return [service.create("u1", KEY).id for _ in range(count)]
+
+
+def key_ids() -> set[str]:
+    with opened() as database, database.read() as session:
+        return set(session.execute(select(UserModelCredential.key_id)).scalars())
+
+
+def test_a_ring_is_rotated_from_the_command_line(upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
+    store(2)
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", f"{K2},{K1}")
+    store(1)
+    assert upgraded("credentials", "rotate") == (
+        0,
+        "2 stored keys encrypted anew under k2\nEvery stored key is under k2: the older ones of the ring may go.\n",
+        "",
+    )
+    assert key_ids() == {"k2"}
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K2)
+    code, out, _ = upgraded("credentials", "rotate", "--json")
+    done = {"keyId": "k2", "rotated": 0, "unreadable": [], "remaining": 0, "isComplete": True}
+    assert (code, json.loads(out)) == (0, done)
+    with opened() as database, database.read() as session:
+        rows = session.execute(select(AuditLog).order_by(AuditLog.at, AuditLog.id)).scalars().all()
+    assert [(row.action, row.target_id, row.after["rotated"]) for row in rows] == [
+        ("credential.rotate", "k2", 2),
+        ("credential.rotate", "k2", 0),
+    ]
+    assert all(row.actor.startswith("cli:") for row in rows)
+
+
+def test_what_can_not_be_opened_is_named_and_keeps_the_exit_code_at_1(
+    upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
+    bad, _good = store(2)
+    with opened() as database, database.transaction() as session:
+        session.execute(
+            update(UserModelCredential).where(UserModelCredential.id == bad).values(ciphertext=b"\x01garbled")
+        )
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", f"{K2},{K1}")
+    code, out, err = upgraded("credentials", "rotate")
+    assert (code, err) == (1, "")
+    assert out.splitlines() == [
+        "1 stored key encrypted anew under k2",
+        f"can't be decrypted: {bad}",
+        "1 stored key under other keys: keep the ring as it is.",
+    ]
+    code, out, _ = upgraded("credentials", "rotate", "--json")
+    assert (code, json.loads(out)["unreadable"], json.loads(out)["remaining"]) == (1, [bad], 1)
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K2)
+    code, out, _ = upgraded("credentials", "rotate", "--json")
+    assert (code, json.loads(out)["unreadable"]) == (1, [bad])
+    assert KEY not in out
+
+
+def test_everything_on_one_machine_is_refused_in_one_line_without_a_key_that_is_needed(
+    upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
+    store(3)
+    monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K2)
+    why = "AIJOBS_CREDENTIAL_KEYS lacks what 3 stored user keys need: 'k1' (3); put it back behind the newest"
+    code, _out, err = upgraded("up")
+    assert (code, err) == (1, f"aijobs: {why}\n")
