@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.forecast import NOTHING, Forecast, Forecaster
@@ -137,6 +137,9 @@ def _month(at: datetime) -> datetime:
 # --- what is used: one statement, so that a job which ends meanwhile is seen before its end or after, not between ---
 
 
+_ONE: ColumnElement[Any] = literal(1).label("one")
+
+
 def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
     """One row with `{period}_{jobs|tokens|cost_micros}` for each period."""
     jobs, spent, promised = _jobs(user_id, starts), _spent(user_id, starts), _promised(user_id)
@@ -145,7 +148,8 @@ def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
         columns.append(jobs.c[name].label(f"{name}_jobs"))
         for what in ("tokens", "cost_micros"):
             columns.append((spent.c[f"{name}_{what}"] + promised.c[what]).label(f"{name}_{what}"))
-    return select(*columns).select_from(jobs.join(spent, true()).join(promised, true()))
+    one_row_each = jobs.join(spent, jobs.c.one == spent.c.one).join(promised, spent.c.one == promised.c.one)
+    return select(*columns).select_from(one_row_each)
 
 
 def _since(column: Any, start: datetime, value: Any) -> ColumnElement[Any]:
@@ -157,7 +161,7 @@ def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
     """The jobs that the user asked for, without those that ended before a provider was asked."""
     asked = exists().where(AiUsageLog.job_id == AiJob.id)
     return (
-        select(*(_since(AiJob.created_at, start, 1).label(name) for name, start in starts.items()))
+        select(_ONE, *(_since(AiJob.created_at, start, 1).label(name) for name, start in starts.items()))
         .where(
             AiJob.user_id == user_id,
             AiJob.created_at >= min(starts.values()),
@@ -170,7 +174,7 @@ def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
 
 def _spent(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
     """What calls on the platform's keys came to, as far as it is known; a user's own key is the user's own money."""
-    at, columns = AiUsageLog.started_at, []
+    at, columns = AiUsageLog.started_at, [_ONE]
     for name, start in starts.items():
         tokens = _since(at, start, AiUsageLog.prompt_tokens) + _since(at, start, AiUsageLog.completion_tokens)
         columns += [
@@ -196,7 +200,7 @@ def _promised(user_id: str) -> Subquery:
         .subquery("left_of_job")
     )
     return select(
-        *(func.coalesce(func.sum(case((column > 0, column), else_=0)), 0).label(column.name) for column in left.c)
+        _ONE, *(func.coalesce(func.sum(case((column > 0, column), else_=0)), 0).label(column.name) for column in left.c)
     ).subquery("promised")
 
 

@@ -225,6 +225,7 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
         "secret_key": "s" * 32,
         "jwt_secret": "j" * 32,
         "message_keys": KEYS,
+        "user_active_jobs": 0,  # One user has all the jobs of a test.
         "credential_keys": CREDENTIAL_KEYS,
         **settings,
     }

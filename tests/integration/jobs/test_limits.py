@@ -1,0 +1,297 @@
+"""What a user may ask for: so many jobs at once, and so much a day and a month, whoever asks at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from aijobs.ai.forecast import INSTRUCTIONS, Forecaster
+from aijobs.ai.provider import Route
+from aijobs.db import ManualClock
+from aijobs.errors import ApiError
+from aijobs.job_types import flashcard_generation
+from aijobs.jobs.service import CreateJobInput
+from aijobs.upkeep.retention import Retention
+from tests.support.databases import OTHERS_LATER, Databases, SqliteDatabases
+from tests.support.jobs import BEGIN, Kit, open_kit, race, scratch_database
+from tests.support.rows import add, build_call, build_job, ended
+
+ANSWER = flashcard_generation.DEFINITION.max_output_tokens
+EMPTY = CreateJobInput("u1", "flashcard_generation", "note", "n1", flashcard_generation.SAMPLE_INPUT)
+
+
+@contextmanager
+def limited(server: Databases, **settings: int) -> Iterator[Kit]:
+    with open_kit(scratch_database(server), clock=ManualClock(BEGIN), **settings) as kit:
+        yield kit
+
+
+def refused(kit: Kit, *, cards: bool = False, **changes: Any) -> ApiError:
+    """The refusal of a new job."""
+    with pytest.raises(ApiError) as caught:
+        kit.jobs.create_job(EMPTY) if cards else kit.new_job(**changes)
+    return caught.value
+
+
+def reserve(kit: Kit) -> int:
+    """How many tokens a job of cards reserves."""
+    forecaster = Forecaster(kit.services.router.routes, kit.services.costs)
+    definition = flashcard_generation.DEFINITION
+    return forecaster.call(definition, "platform_key", flashcard_generation.SAMPLE_INPUT, BEGIN).tokens
+
+
+# --- jobs at once --------------------------------------------------------------------------------------------------
+
+
+@OTHERS_LATER
+def test_a_hundred_creates_at_once_make_as_many_jobs_as_are_allowed(database_server: Databases) -> None:
+    with open_kit(scratch_database(database_server), user_active_jobs=7, quota_day_tokens=10**6) as kit:
+        made = race(*(lambda: kit.jobs.create_job(EMPTY) for _ in range(100)))
+        codes = [one.code for one in made if isinstance(one, ApiError)]
+        assert codes == ["TOO_MANY_JOBS"] * 93
+        assert len(made) - len(codes) == 7
+        counts = kit.counts()
+        assert counts["ai_jobs"] == counts["quota_reservations"] == counts["outbox_events"] == 7, "and no more rows"
+
+
+@OTHERS_LATER
+def test_a_hundred_creates_at_once_reserve_no_more_than_the_quota(database_server: Databases) -> None:
+    with open_kit(scratch_database(database_server), quota_month_tokens=100_000) as kit:
+        fits = 100_000 // reserve(kit)
+        made = race(*(lambda: kit.jobs.create_job(EMPTY) for _ in range(100)))
+        assert [one.code for one in made if isinstance(one, ApiError)] == ["QUOTA_EXCEEDED"] * (100 - fits)
+        assert sum(row["tokens"] for row in kit.rows("quota_reservations")) == fits * reserve(kit) <= 100_000
+
+
+def test_a_user_with_too_many_jobs_is_told_how_many_and_another_is_let_in(database_server: Databases) -> None:
+    with limited(database_server, user_active_jobs=2) as kit:
+        kit.new_job()
+        claim = kit.running()
+        before = kit.everything()
+        error = refused(kit)
+        assert (error.code, error.details) == ("TOO_MANY_JOBS", {"limit": "userActiveJobs", "used": 2, "allowed": 2})
+        assert error.retry_after is not None
+        assert kit.everything() == before, "nothing was written"
+        kit.new_job(user_id="u2")
+        kit.lifecycle.release(claim)
+        assert refused(kit).code == "TOO_MANY_JOBS", "a job that is to be tried again is still the user's"
+        kit.jobs.cancel(claim.job_id, "user:u1")
+        kit.new_job()
+
+
+def test_a_key_that_led_to_a_job_is_answered_before_any_limit(database_server: Databases) -> None:
+    with limited(database_server, user_active_jobs=1, quota_day_jobs=1) as kit:
+        first = kit.create(idempotency_key="k")
+        again = kit.create(idempotency_key="k")
+        assert (again.created, again.job.id) == (False, first.job.id)
+        assert refused(kit, idempotency_key="k2").code == "TOO_MANY_JOBS"
+
+
+def test_without_a_limit_nothing_is_counted_nor_reserved(sqlite: SqliteDatabases) -> None:
+    with limited(sqlite) as kit:
+        kit.new_job()
+        with kit.statements() as seen:
+            kit.jobs.create_job(EMPTY)
+        assert not [statement for statement in seen if "count(" in statement.lower() or "quota_res" in statement]
+
+
+def test_an_operators_retry_is_not_refused_and_counts(database_server: Databases) -> None:
+    with limited(database_server, user_active_jobs=1, quota_day_tokens=ANSWER * 3) as kit:
+        failed = kit.jobs.create_job(EMPTY).job.id
+        kit.jobs.cancel(failed, "user:u1")
+        kit.new_job()
+        child = kit.jobs.retry(failed, "operator:ann").job
+        assert child.trigger_type == "admin"
+        assert [row["job_id"] for row in kit.rows("quota_reservations")] == [failed, child.id]
+        error = refused(kit)
+        assert (error.code, error.details and error.details["used"]) == ("TOO_MANY_JOBS", 2)
+
+
+# --- quotas --------------------------------------------------------------------------------------------------------
+
+
+def test_a_days_jobs_are_used_up_until_the_next_day_begins_in_utc(database_server: Databases) -> None:
+    with limited(database_server, quota_day_jobs=2) as kit:
+        kit.new_job()
+        kit.new_job()
+        error = refused(kit)
+        assert error.code == "QUOTA_EXCEEDED"
+        assert error.details == {
+            "limit": "quotaDayJobs",
+            "period": "day",
+            "used": 2,
+            "needed": 1,
+            "allowed": 2,
+            "resetsAt": "2026-03-02T00:00:00.000Z",
+        }
+        assert error.retry_after == timedelta(hours=16)
+        kit.clock.at = datetime(2026, 3, 1, 23, 59, 59, 999000, tzinfo=UTC)  # type: ignore[attr-defined]
+        assert refused(kit).retry_after == timedelta(milliseconds=1)
+        kit.advance(0.001)
+        kit.new_job()
+
+
+@pytest.mark.parametrize(
+    ("at", "resets"),
+    [
+        (datetime(2026, 12, 31, 23, 0, tzinfo=UTC), "2027-01-01T00:00:00.000Z"),
+        (datetime(2028, 2, 1, 0, 0, tzinfo=UTC), "2028-03-01T00:00:00.000Z"),
+        (datetime(2026, 4, 30, 12, 0, tzinfo=UTC), "2026-05-01T00:00:00.000Z"),
+    ],
+)
+def test_of_two_quotas_that_are_used_up_the_one_that_lasts_longer_is_told(
+    sqlite: SqliteDatabases, at: datetime, resets: str
+) -> None:
+    with limited(sqlite, quota_day_jobs=1, quota_month_jobs=1) as kit:
+        kit.clock.at = at  # type: ignore[attr-defined]
+        kit.new_job()
+        error = refused(kit)
+        assert error.details is not None
+        assert (error.details["limit"], error.details["resetsAt"]) == ("quotaMonthJobs", resets)
+
+
+def test_a_job_that_ended_before_a_provider_was_asked_is_given_back(database_server: Databases) -> None:
+    with limited(database_server, quota_day_jobs=1) as kit:
+        kit.jobs.cancel(kit.new_job().id, "user:u1")
+        job = kit.new_job()
+        refused(kit)
+        claim = kit.lock(job.id)
+        kit.database.write(lambda session: kit.lifecycle.note_provider_call(session, claim) and None)
+        add(kit.database, build_call(job))
+        kit.jobs.cancel(job.id, "user:u1")
+        kit.lifecycle.mark_cancelled(claim)
+        assert refused(kit).code == "QUOTA_EXCEEDED", "it was paid for, whatever became of it"
+
+
+def test_open_jobs_hold_what_they_may_spend_and_their_end_gives_it_back(database_server: Databases) -> None:
+    with limited(database_server, quota_day_tokens=ANSWER * 3) as kit:
+        need = reserve(kit)
+        jobs = [kit.jobs.create_job(EMPTY).job for _ in range(2)]
+        error = refused(kit, cards=True)
+        assert error.details is not None
+        assert (error.details["limit"], error.details["used"]) == ("quotaDayTokens", 2 * need)
+        assert error.details["needed"] == need
+        kit.jobs.cancel(jobs[0].id, "user:u1")
+        third = kit.jobs.create_job(EMPTY).job
+        claim = kit.lock(third.id)
+        kit.lifecycle.mark_succeeded(claim)
+        assert kit.jobs.create_job(EMPTY).created
+
+
+def test_what_a_job_has_spent_is_not_counted_beside_what_it_reserved(database_server: Databases) -> None:
+    with limited(database_server, quota_day_tokens=ANSWER * 5) as kit:
+        need = reserve(kit)
+        job = kit.jobs.create_job(EMPTY).job
+
+        def used() -> int:
+            with open_kit(kit.url, clock=kit.clock, quota_day_tokens=need) as other:
+                error = refused(other, cards=True)
+            assert error.details is not None
+            return int(error.details["used"])
+
+        assert used() == need
+        add(kit.database, build_call(job, prompt_tokens=300, completion_tokens=200, started_at=BEGIN))
+        assert used() == need, "500 spent, the rest still reserved"
+        add(kit.database, build_call(job, call_no=2, state="failed", prompt_tokens=None, completion_tokens=50))
+        assert used() == need
+        add(kit.database, build_call(job, call_no=3, prompt_tokens=need, completion_tokens=0))
+        assert used() == need + 550, "more than was reserved is counted as it is"
+        kit.lifecycle.mark_succeeded(kit.lock(job.id))
+        assert used() == need + 550
+
+
+def test_a_job_that_is_more_than_a_whole_quota_is_not_told_to_wait(sqlite: SqliteDatabases) -> None:
+    with limited(sqlite, quota_day_tokens=ANSWER) as kit:
+        error = refused(kit, cards=True)
+        assert (error.code, error.retry_after) == ("QUOTA_EXCEEDED", None)
+        assert error.details is not None
+        assert "resetsAt" not in error.details
+        kit.new_job()
+
+
+def test_cost_is_that_of_the_dearest_route_at_its_price_of_now_and_of_the_platforms_calls_alone(
+    sqlite: SqliteDatabases,
+) -> None:
+    quiet, busy = datetime(2026, 3, 1, 8, tzinfo=UTC), datetime(2026, 3, 2, 2, tzinfo=UTC)
+    with limited(sqlite) as kit:
+        definition, costs = flashcard_generation.DEFINITION, kit.services.costs
+        routes = (Route("deepseek", "deepseek-flash"), Route("deepseek", "deepseek-v4-pro"), Route("nobody", "m"))
+        forecaster = Forecaster(lambda definition, mode: routes, costs)
+        forecast = forecaster.call(definition, "platform_key", {"text": "x" * 400}, quiet)
+        assert INSTRUCTIONS + 100 + ANSWER < forecast.tokens < INSTRUCTIONS + 110 + ANSWER
+        prompt = forecast.tokens - ANSWER
+        assert forecast.cost_micros == -(-(prompt * 660_000 + ANSWER * 1_980_000) // 1_000_000) or (
+            abs(forecast.cost_micros - (prompt * 0.66 + ANSWER * 1.98)) <= 1
+        )
+        assert forecaster.call(definition, "platform_key", {"text": "x" * 400}, busy).cost_micros in range(
+            2 * forecast.cost_micros - 1, 2 * forecast.cost_micros + 2
+        )
+        assert forecaster.call(definition, "user_deepseek_key", {"text": "x"}, quiet).tokens == 0
+        unpriced = Forecaster(lambda definition, mode: routes[2:], costs)
+        assert unpriced.call(definition, "platform_key", {"text": "x"}, quiet).cost_micros == 0
+
+
+def test_only_calls_on_the_platforms_keys_since_the_period_began_are_counted(database_server: Databases) -> None:
+    with limited(database_server, quota_day_cost_micros=100, quota_month_cost_micros=1000) as kit:
+        job = build_job(**ended("succeeded"))
+        add(kit.database, job)
+
+        def spend(call_no: int, cost: int | None, at: datetime, **changes: Any) -> None:
+            add(kit.database, build_call(job, call_no=call_no, cost_micros=cost, started_at=at, **changes))
+
+        spend(1, 99, BEGIN)
+        spend(2, 5000, BEGIN, credential_mode="user_deepseek_key")
+        spend(3, None, BEGIN)
+        spend(4, 5000, BEGIN - timedelta(days=1))
+        kit.new_job()
+        kit.new_job(), kit.new_job(user_id="u2")
+        spend(5, 1, BEGIN)
+        kit.new_job()
+        spend(6, 1, BEGIN)
+        error = refused(kit)
+        assert error.details is not None
+        assert (error.details["limit"], error.details["used"]) == ("quotaDayCostMicros", 101)
+        kit.advance(86_400)
+        kit.new_job()
+        spend(7, 900, BEGIN + timedelta(hours=2))
+        error = refused(kit)
+        assert error.details is not None
+        assert (error.details["limit"], error.details["used"]) == ("quotaMonthCostMicros", 1001)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reservation_goes_with_its_job(database_server: Databases) -> None:
+    with limited(database_server, quota_day_tokens=10**6) as kit:
+        job = kit.jobs.create_job(EMPTY).job
+        kit.jobs.cancel(job.id, "user:u1")
+        assert kit.counts()["quota_reservations"] == 1
+        kit.advance(86_400 * 200)
+        Retention(kit.database, kit.clock, keep_jobs=timedelta(days=1), keep_tombstones=timedelta(days=1)).run()
+        assert {"ai_jobs", "quota_reservations"}.isdisjoint(kit.counts())
+
+
+def test_a_retry_that_inherits_an_answer_reserves_nothing(sqlite: SqliteDatabases) -> None:
+    with limited(sqlite, quota_day_tokens=10**6) as kit:
+        job = kit.jobs.create_job(EMPTY).job
+        claim = kit.lock(job.id)
+        kit.lifecycle.save_output(claim, {"cards": [], "dropped": []})
+        kit.jobs.cancel(job.id, "user:u1")
+        kit.lifecycle.mark_cancelled(claim)
+        kit.jobs.retry(job.id, "operator:ann")
+        assert [row["job_id"] for row in kit.rows("quota_reservations")] == [job.id]
+
+
+def test_counts_beyond_32_bits_are_added_up_all_the_same(database_server: Databases) -> None:
+    with limited(database_server, quota_day_tokens=10**8) as kit:
+        job = build_job(**ended("succeeded"))
+        most = 2**31 - 1
+        add(kit.database, job, build_call(job, prompt_tokens=most, completion_tokens=most, started_at=BEGIN))
+        error = refused(kit, cards=True)
+        assert error.details is not None
+        assert error.details["used"] == 2 * most
