@@ -403,7 +403,7 @@ def invalid_utf8() -> Step:
 
 
 @_listed("huge", "an answer of so many megabytes")
-def huge(megabytes: float = 5) -> Step:
+def huge(megabytes: float = 2) -> Step:
     return Answer('{"cards": "' + "x" * int(megabytes * 1_000_000) + '"}', delta_chars=16_384)
 
 

@@ -88,7 +88,7 @@ def line_of(call: Call) -> str:
     parts.append(str(call.status) if call.status is not None else "no answer")
     if call.usage:
         parts.append(f"{call.usage.get('prompt_tokens')} + {call.usage.get('completion_tokens')} tokens")
-    if call.step != "answer":
+    if call.step != "answer" and not call.model.endswith(call.step):
         parts.append(f"({call.step})")
     if call.left_after_s is not None:
         parts.append(f"the client left after {call.left_after_s:.1f} s")

@@ -1,0 +1,33 @@
+"""Requests with the prompts that aijobs really sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aijobs.ai.prompts import PromptTemplates
+from aijobs.job_types.flashcard_generation import DEFINITION, JOB_TYPE, SAMPLE_INPUT, Input, Output
+from aijobs.settings import PACKAGE
+
+_PROMPTS = PromptTemplates([PACKAGE / "job_types" / "prompts"])
+
+
+def flashcard_input(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The sample input of the job type with `changes`, as a snapshot holds it."""
+    return Input.model_validate({**SAMPLE_INPUT, **(changes or {})}).model_dump(mode="json")
+
+
+def flashcard_request(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A chat completion that asks for flashcards, by the newest prompt."""
+    assert DEFINITION.prompt is not None
+    prompt = _PROMPTS.render(
+        JOB_TYPE,
+        DEFINITION.prompt.version,
+        {"input": flashcard_input(changes), "output_schema": json.dumps(Output.model_json_schema())},
+    )
+    return {
+        "model": "dev-1",
+        "messages": [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}],
+        "response_format": {"type": "json_object"},
+    }
