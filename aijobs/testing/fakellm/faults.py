@@ -464,9 +464,12 @@ def other_model(model: str = "dev-1-2026-01-31") -> Step:
 
 
 def _fewer_items(text: str) -> str:
-    """The first half of the items of the first list in a JSON object."""
-    value = json.loads(text)
-    for name, items in value.items():
+    """The first half of the items of the first list in a JSON object; of a text without one, all."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    for name, items in value.items() if isinstance(value, dict) else ():
         if isinstance(items, list):
             return json.dumps({**value, name: items[: len(items) // 2]}, ensure_ascii=False)
     return text

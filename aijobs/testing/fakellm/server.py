@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -208,14 +209,14 @@ class FakeLlm:
 
     def _take_script(self, raw: bytes) -> tuple[int, Any]:
         try:
-            asked = parse_body(raw)
-            steps = [_step_from(spec) for spec in asked.get("steps", [])]
+            asked = _script_from(raw)
         except (BadRequest, faults.UnknownFault) as error:
             return 400, {"error": str(error)}
-        self.script(*steps, key=asked.get("key"), model=asked.get("model"), kind=asked.get("kind", CHAT))
-        for words, category in asked.get("flags", {}).items():
+        if asked.steps:
+            self.script(*asked.steps, key=asked.key, model=asked.model, kind=asked.kind)
+        for words, category in asked.flags.items():
             self.flag(words, category)
-        return 200, {"steps": len(steps)}
+        return 200, {"steps": len(asked.steps)}
 
     @property
     def _running(self) -> _Server:
@@ -223,11 +224,40 @@ class FakeLlm:
         return self._server
 
 
+@dataclass(frozen=True)
+class _Script:
+    steps: Sequence[Step]
+    key: str | None
+    model: str | None
+    kind: str
+    flags: Mapping[str, str]
+
+
+def _script_from(raw: bytes) -> _Script:
+    """The script of a request's body. Raises `BadRequest` or `UnknownFault`, before anything is changed."""
+    asked = parse_body(raw)
+    steps, flags, kind = asked.get("steps", []), asked.get("flags", {}), asked.get("kind", CHAT)
+    if not isinstance(steps, list):
+        raise BadRequest("steps is a list")
+    if not isinstance(flags, dict) or not all(isinstance(category, str) for category in flags.values()):
+        raise BadRequest("flags is an object of words and their categories")
+    if kind not in (CHAT, MODERATION):
+        raise BadRequest(f"kind is {CHAT} or {MODERATION}")
+    for name in ("key", "model"):
+        if not isinstance(asked.get(name), str | None):
+            raise BadRequest(f"{name} is a text or null")
+    if unknown := set(asked) - {"steps", "key", "model", "kind", "flags"}:
+        raise BadRequest(f"a script has no {min(unknown)}")
+    return _Script([_step_from(spec) for spec in steps], asked.get("key"), asked.get("model"), kind, flags)
+
+
 def _step_from(spec: Any) -> Step:
     if isinstance(spec, str):
         return faults.build(spec)
-    if isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
-        return faults.build(spec["name"], spec.get("params"))
+    if isinstance(spec, Mapping) and isinstance(spec.get("name"), str) and set(spec) <= {"name", "params"}:
+        params = spec.get("params")
+        if isinstance(params, Mapping | None):
+            return faults.build(spec["name"], params)
     raise faults.UnknownFault("a step is the name of a fault, or {name, params}")
 
 

@@ -207,6 +207,12 @@ def test_another_process_scripts_and_reads_over_http(llm: FakeLlm) -> None:
         ({"steps": [{"name": "429", "params": {"x": 1}}]}, "not x"),
         ({"steps": [7]}, "a step is"),
         ("steps", "must be an object"),
+        ({"steps": "429"}, "a list"),
+        ({"steps": [{"name": "429", "params": 2}]}, "a step is"),
+        ({"steps": ["429"], "key": 7}, "key is a text"),
+        ({"steps": ["429"], "kind": "other"}, "kind is"),
+        ({"step": ["429"]}, "no step"),
+        ({"flags": ["x"]}, "flags is"),
     ],
 )
 def test_a_script_with_a_mistake_is_refused_and_changes_nothing(llm: FakeLlm, script: Any, words: str) -> None:
@@ -214,6 +220,21 @@ def test_a_script_with_a_mistake_is_refused_and_changes_nothing(llm: FakeLlm, sc
     status, said = own(llm, "POST", "/_script", script)
     assert (status, words in said["error"]) == (400, True)
     assert content_of(llm, CHAT) == "still"
+
+
+def test_words_flagged_over_http_leave_the_script_alone(llm: FakeLlm) -> None:
+    llm.script(Answer("still"))
+    assert own(llm, "POST", "/_script", {"flags": {"bomb": "violence"}})[0] == 200
+    assert own(llm, "POST", "/moderations", {"input": "a bomb"})[1]["results"][0]["flagged"] is True
+    assert own(llm, "POST", "/_script", {"steps": ["500"], "kind": "moderation"})[0] == 200
+    assert own(llm, "POST", "/moderations", {"input": "a bomb"})[0] == 500
+    assert content_of(llm, CHAT) == "still"
+
+
+@pytest.mark.parametrize("name", ["truncated-valid", "nan", "think", "stall"])
+def test_a_fault_works_for_a_prompt_that_asks_for_no_json(llm: FakeLlm, name: str) -> None:
+    with send(llm.url, {**CHAT, "model": f"fault:{name}"}) as connection:
+        assert receive(connection, until=lambda raw: b"\r\n\r\n{" in raw).status == 200
 
 
 def test_the_first_page_lists_the_faults(llm: FakeLlm) -> None:
