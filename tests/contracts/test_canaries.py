@@ -75,6 +75,7 @@ COLUMNS = {
         "flashcards.user_id",
         "outbox_events.dedupe_key",
         "quota_usage.user_id",
+        "user_model_credentials.user_id",
     },
     KEY: {"ai_jobs.idempotency_key", "outbox_events.dedupe_key"},
     SECRET: {"ai_jobs.internal_error_message"},
@@ -153,6 +154,7 @@ def journey(
         secret_key=f"{SECRET}session" + "s" * 32,
         jwt_secret=f"{SECRET}jwt" + "j" * 32,
         message_keys=KeyRing((("k1", f"{SECRET}message".encode() + b"m" * 32),)),
+        credential_keys=KeyRing((("c1", f"{SECRET}credential".encode() + b"c" * 32),)),
     )
     with _captured("DEBUG") as log:
         services = build_services(settings)
@@ -198,6 +200,8 @@ def _script(journey: Journey, *calls: dict[str, Any], key: str) -> str:
 
 def _whole_journey(journey: Journey) -> dict[str, str]:
     """A job of each fate: succeeded, failed and retried, cancelled while it waits, cancelled while it runs."""
+    stored = journey.ask("POST", "/api/ai/credentials", json={"key": f"sk-{SECRET}-of-the-user", "label": "Mine"})
+    assert stored.status_code == 201
     jobs = {"succeeded": _flashcards(journey)}
     journey.dump_redis()
     assert journey.run_next("ai-background") == "succeeded"
