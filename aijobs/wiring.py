@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from aijobs import job_types
 from aijobs.ai.availability import Availability
@@ -19,7 +20,6 @@ from aijobs.ai.credentials import CredentialVault
 from aijobs.ai.forecast import Forecaster
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.ai.provider import AiProvider
 from aijobs.ai.providers.local import LocalProvider
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.slots import CallSlots
@@ -35,6 +35,7 @@ from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
+from aijobs.errors import SettingsError
 from aijobs.events import EventBus
 from aijobs.ids import InstanceId
 from aijobs.jobs.creation import JobCreation
@@ -63,6 +64,9 @@ from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
 from aijobs.upkeep.rotation import CredentialRotation
+
+if TYPE_CHECKING:
+    from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,13 @@ def build_services(
     broker = broker or RedisBroker.from_settings(settings)
     presence = PresenceReader(broker.client)
     if breaker_store is None or call_slots is None:
-        texts = SharedTexts.from_settings(settings)
+        texts = _shared_texts(settings, broker)
         breaker_store = breaker_store or RedisBreakerStore(texts)
         call_slots = call_slots or RedisCallSlots(texts)
     catalogue = Catalogue.load(settings.providers, settings.provider_keys)
     router = ModelRouter(catalogue.routes, DEFAULT, catalogue.user_routes)
     breaker = CircuitBreaker(breaker_store, settings.breaker_failures, settings.breaker_open_s)
-    costs = CostCalculator.load(Path(settings.prices) if settings.prices else BUILT_IN, catalogue.price_names())
+    costs = build_costs(settings, catalogue)
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
     registry = build_registry(prompts, modules, router, production=settings.production)
@@ -181,6 +185,16 @@ def build_services(
             ProviderReads(clock, catalogue, breaker, call_slots),
         ),
     )
+
+
+def _shared_texts(settings: Settings, broker: RedisBroker) -> SharedTexts:
+    """What processes share through Redis; through the broker's own client where no settings lead to one, as for a
+    command that is run while the embedded one is away.
+    """
+    try:
+        return SharedTexts.from_settings(settings)
+    except SettingsError:
+        return SharedTexts(broker.client)
 
 
 def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
@@ -262,20 +276,26 @@ def build_engine(
 
 
 def build_gateway(services: Services) -> AiGateway:
-    """The way to all providers there are."""
+    """The way to all providers there are. No connection is opened yet."""
     s = services
-    servers = {name: config.max_concurrent_calls for name, config in s.catalogue.providers.items()}
-    return AiGateway(build_providers(services), servers, s.breaker, s.call_slots)
+    limits = {name: config.max_concurrent_calls for name, config in s.catalogue.providers.items()}
+    local = LocalProvider(s.settings.instance_path / "jieba")
+    return AiGateway([local, *build_servers(s.catalogue)], limits, s.breaker, s.call_slots)
 
 
-def build_providers(services: Services) -> list[AiProvider]:
-    """The built-in provider, and one for each server of the catalogue. No connection is opened yet."""
+def build_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:
+    """A provider for each server of the catalogue, all on one loop."""
     # Here, as it takes a second to load: the web process, which asks nobody, does without.
     from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
 
     loop = LoopThread()
-    servers = [OpenAiCompatibleProvider(config, loop) for config in services.catalogue.providers.values()]
-    return [LocalProvider(services.settings.instance_path / "jieba"), *servers]
+    return [OpenAiCompatibleProvider(config, loop) for config in catalogue.providers.values()]
+
+
+def build_costs(settings: Settings, catalogue: Catalogue) -> CostCalculator:
+    """What calls cost, by the operator's price list or the built-in one."""
+    path = Path(settings.prices) if settings.prices else BUILT_IN
+    return CostCalculator.load(path, catalogue.price_names())
 
 
 def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], None]) -> Crew:

@@ -26,7 +26,17 @@ VARIABLES = frozenset({"input", "output_schema", "faults", "fence"})
 """What a template may use: the snapshot's content, the output schema as JSON text, what was wrong with the
 last answer (empty at first), and the fence mark."""
 
+NEEDED = frozenset({"input", "output_schema", "faults", "fence"})
+"""What each prompt has to use: without the fence, notes are instructions; without the faults, a second try is the
+first one again.
+"""
+
 _PARTS = ("system", "user")
+_WORDS = {
+    "the word json": re.compile(r"\bjson\b", re.IGNORECASE),
+    "an example": re.compile(r"\bexample\b|例如|示例", re.IGNORECASE),
+}
+"""Providers that are asked for a JSON object refuse a prompt without the word; and models follow an example best."""
 _VERSION = re.compile(r"v[0-9]{1,4}")
 
 
@@ -70,17 +80,28 @@ class PromptTemplates:
     def exists(self, job_type: str, version: str) -> bool:
         """Whether this version is there, whole. Raises `UnknownPrompt` where it is there and broken.
 
-        Asked when a definition is registered, so that a template that doesn't compile, or uses a variable
-        that nobody gives it, stops a start and never a job.
+        Asked when a definition is registered, so that a template that doesn't compile, uses a variable that nobody
+        gives it, or lacks what each prompt needs, stops a start and never a job.
         """
         if version not in self.versions(job_type):
             return False
+        used: set[str] = set()
+        text = ""
         for part in _PARTS:
             name = _name(job_type, version, part)
-            unknown = self._undeclared(name) - VARIABLES
-            if unknown:
+            variables = self._undeclared(name)
+            if unknown := variables - VARIABLES:
                 raise UnknownPrompt(f"prompt {name} uses unknown {', '.join(sorted(unknown))}")
+            used |= variables
+            text += self._source(name)
+        if lacking := [*_lacking(text), *sorted(NEEDED - used)]:
+            raise UnknownPrompt(f"prompt {job_type}/{version} lacks {', '.join(lacking)}")
         return True
+
+    def _source(self, name: str) -> str:
+        loader = self._environment.loader
+        assert loader is not None, "the environment is made with a loader"
+        return loader.get_source(self._environment, name)[0]
 
     def render(self, job_type: str, version: str, variables: Mapping[str, Any]) -> Prompt:
         """The prompt of a job type and version.
@@ -107,11 +128,9 @@ class PromptTemplates:
 
     def _undeclared(self, name: str) -> set[str]:
         """Variables that a template and what it includes read but don't set."""
-        loader = self._environment.loader
-        assert loader is not None, "the environment is made with a loader"
         try:
             self._environment.get_template(name)  # parsing alone accepts filters that nobody has
-            tree = self._environment.parse(loader.get_source(self._environment, name)[0])
+            tree = self._environment.parse(self._source(name))
             included = [part for part in meta.find_referenced_templates(tree) if part is not None]
             return meta.find_undeclared_variables(tree).union(*(self._undeclared(part) for part in included))
         except TemplateError as error:
@@ -131,6 +150,10 @@ class PromptTemplates:
             # Only the class: a template error may quote what the learner wrote.
             raise JobError("INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}") from None
         return "".join(pieces).strip()
+
+
+def _lacking(text: str) -> list[str]:
+    return [what for what, pattern in _WORDS.items() if not pattern.search(text)]
 
 
 def _name(job_type: str, version: str, part: str) -> str:

@@ -12,7 +12,20 @@ import click
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
-from aijobs.web.cli import check, credentials, database, demo, demo_data, dev_llm, jobs, operators, outbox, tokens, up
+from aijobs.web.cli import (
+    check,
+    credentials,
+    database,
+    demo,
+    demo_data,
+    dev_llm,
+    jobs,
+    operators,
+    outbox,
+    providers,
+    tokens,
+    up,
+)
 from aijobs.web.cli.failures import Failure
 
 
@@ -40,6 +53,7 @@ for _command in (
     check.check,
     check.prune,
     credentials.credentials,
+    providers.providers,
     demo_data.demo_data,
     dev_llm.dev_llm,
 ):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aijobs import logs
+from aijobs.ai.catalogue import Catalogue
 from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.db import Database
@@ -30,6 +31,11 @@ def load_settings() -> Settings:
     settings = Settings.load()
     logs.configure("ERROR")
     return settings
+
+
+def load_catalogue(settings: Settings) -> Catalogue:
+    """The providers that the settings name."""
+    return Catalogue.load(settings.providers, settings.provider_keys)
 
 
 @contextmanager

@@ -133,6 +133,28 @@ def test_the_shipped_prompts_pass_that_check() -> None:
     assert SHIPPED.exists("flashcard_generation", "v1")
 
 
+WHOLE = "Answer in json like {{ output_schema }}. For example: {}. {{ fence }} {{ input }} {{ fence }} {{ faults }}"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "complaint"),
+    [
+        ("in json", "the word json"),
+        ("For example:", "an example"),
+        ("{{ output_schema }}", "output_schema"),
+        ("{{ fence }}", "fence"),
+        ("{{ faults }}", "faults"),
+        ("{{ input }}", "input"),
+    ],
+)
+def test_a_prompt_without_what_each_one_needs_stops_the_start(tmp_path: Path, left_out: str, complaint: str) -> None:
+    assert templates(tmp_path / "whole", user=WHOLE).exists("poem", "v1")
+    prompts = templates(tmp_path / "part", user=WHOLE.replace(left_out, ""))
+
+    with pytest.raises(UnknownPrompt, match=f"poem/v1 lacks {complaint}"):
+        prompts.exists("poem", "v1")
+
+
 def test_a_version_that_is_not_there_is_a_named_error() -> None:
     with pytest.raises(JobError) as caught:
         SHIPPED.render("flashcard_generation", "v99", {"input": notes("x"), "output_schema": "{}"})

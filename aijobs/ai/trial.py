@@ -1,0 +1,117 @@
+"""A trial call of each provider and model: whether the operator's set-up works, before a learner's job finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from aijobs.ai.catalogue import Catalogue, ProviderConfig
+from aijobs.ai.cost import Cost, CostCalculator
+from aijobs.ai.output import parse_json_answer
+from aijobs.ai.prompts import Prompt
+from aijobs.ai.provider import AiProvider, CancellationToken, ConstraintRefused, GenerateAnswer, GenerateRequest, Route
+from aijobs.clock import Stopwatch, utc_now
+from aijobs.errors import JobError
+
+SECONDS = 60.0
+"""What a trial call may take."""
+_WORD = "pong"
+_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"word": {"type": "string"}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+_PROMPT = Prompt(
+    system="You answer with one JSON object and nothing else.",
+    user=f'Answer in json, exactly: {{"word": "{_WORD}"}}',
+    version="trial",
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a trial went. `code` and `why` are of what went wrong; `cost` is None where the model has no price."""
+
+    provider: str
+    model: str
+    works: bool
+    calls: int
+    latency_ms: int
+    code: str | None = None
+    why: str | None = None
+    tokens: int | None = None
+    cost: Cost | None = None
+    answered_as: str | None = None
+    """The model that the provider says it was, where that is another name."""
+    at: datetime = field(default_factory=utc_now)
+
+
+def try_all(
+    catalogue: Catalogue,
+    providers: Iterable[AiProvider],
+    costs: CostCalculator,
+    new_token: Callable[[float], CancellationToken],
+    *,
+    all_models: bool = False,
+) -> Iterator[Trial]:
+    """A trial of each server that the platform can call, in the catalogue's order: of its models that a route names
+    (its first, where none does), or of all of them.
+    """
+    by_name = {provider.name: provider for provider in providers}
+    for name, config in catalogue.providers.items():
+        if config.ready:
+            for model in config.models if all_models else _in_use(catalogue, config):
+                yield _try(by_name[name], Route(name, model), costs, new_token(SECONDS))
+
+
+def _in_use(catalogue: Catalogue, config: ProviderConfig) -> Sequence[str]:
+    routed = {route for steps in (*catalogue.routes.values(), *catalogue.user_routes.values()) for route in steps}
+    return [model for model in config.models if Route(config.name, model) in routed] or config.models[:1]
+
+
+def _try(provider: AiProvider, route: Route, costs: CostCalculator, token: CancellationToken) -> Trial:
+    request = GenerateRequest("trial", route, _PROMPT, {}, _SCHEMA, max_output_tokens=1_000)
+    watch, calls = Stopwatch(), 0
+    while True:
+        calls += 1
+        try:
+            answer = provider.generate(request, token)
+            _check(answer)
+        except ConstraintRefused:
+            continue
+        except JobError as error:
+            why = error.internal
+            return Trial(route.provider, route.model, False, calls, watch.ms, code=error.code, why=why)
+        return _worked(answer, route, costs, calls, watch.ms)
+
+
+def _check(answer: GenerateAnswer) -> None:
+    if answer.finish_reason == "length":
+        raise JobError("VALIDATION_TRUNCATED", "the answer was cut off")
+    parse_json_answer(answer.text)
+
+
+def _worked(answer: GenerateAnswer, route: Route, costs: CostCalculator, calls: int, latency_ms: int) -> Trial:
+    at = utc_now()
+    cost = costs.cost(
+        answer.provider,
+        answer.model,
+        prompt_tokens=max(0, answer.prompt_tokens),
+        completion_tokens=max(0, answer.completion_tokens),
+        cached_tokens=0,
+        at=at,
+    )
+    return Trial(
+        route.provider,
+        route.model,
+        True,
+        calls,
+        latency_ms,
+        tokens=answer.prompt_tokens + answer.completion_tokens,
+        cost=cost,
+        answered_as=answer.model if answer.model != route.model else None,
+        at=at,
+    )
