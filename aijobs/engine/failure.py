@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from aijobs.ai import secret_shapes as shapes
 from aijobs.errors import JobError, is_code
 from aijobs.logs import Outage, Sparing, where
 
@@ -20,12 +21,14 @@ _QUOTING = frozenset({"sqlalchemy", "sqlite3", "psycopg", "pymysql"})
 MAX_CHAIN = 100
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
+# Wider than what inputs are redacted by, since nobody learns from an internal message.
 # Each repetition that may fail at its end is bounded: a search of a hostile text takes as long as of any other.
 _SECRETS = (
+    (shapes.API_KEY, "[KEY]"),
     (re.compile(r"\b(sk|ajo|key|tok)[-_][A-Za-z0-9_-]{12,}"), "[KEY]"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [TOKEN]"),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "[TOKEN]"),
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://)[^\s/@:]{0,500}:[^\s/@]{0,500}@"), r"\1[CREDENTIALS]@"),
+    (shapes.JWT, "[TOKEN]"),
+    (shapes.URL_CREDENTIALS, "[CREDENTIALS]"),
     (
         re.compile(
             r"(?i)(api[_-]?key|secret(?:[_-]key)?|password|authorization|(?:access|refresh)_token)(['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]{4,}"
