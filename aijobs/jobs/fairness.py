@@ -1,7 +1,8 @@
 """Whose turn it is: while others wait, one user holds at most half of a queue's running slots, and at least one.
 
 The share is of the slots that are in use once the lock is given, so that nobody has to know how many workers there are.
-Only who holds fewer than the asker may be put before him: where all are at their share, nobody waits for nothing.
+Only who holds fewer than the asker may be put before him: where all are at their share, nobody waits for nothing. Those
+get their turns in the ring of user ids, so that the backlog of one of them doesn't hold up the next.
 It is judged by the rows as they are, just before the lock. Two workers that lock in the same instant may pass the share
 by one; the next lock sees it.
 """
@@ -26,6 +27,8 @@ class FairShare:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._last: dict[str, str] = {}
+        """Whom this process put before another last, by queue: the next turn is the next user's."""
 
     def check(
         self, session: Session, job_id: str, may_run: ColumnElement[bool], job_types: Collection[str] | None
@@ -41,9 +44,11 @@ class FairShare:
         mine = held.get(asked.user_id, 0)
         if mine < max(1, (sum(held.values()) + 1) // 2):
             return
-        instead = self._next(session, asked, {user for user, number in held.items() if number >= mine}, job_types)
-        if instead is not None:
-            raise NotYourTurn(job_id, instead)
+        busy = {user for user, number in held.items() if number >= mine}
+        best = self._next(session, asked.queue_name, self._last.get(asked.queue_name, asked.user_id), busy, job_types)
+        if best is not None:
+            self._last[asked.queue_name] = best.user_id
+            raise NotYourTurn(job_id, best.id)
 
     def _held(self, session: Session, queue_name: str) -> Mapping[str, int]:
         """How many jobs of the queue each user holds."""
@@ -51,17 +56,19 @@ class FairShare:
         query = select(AiJob.user_id, number).where(_HELD, AiJob.queue_name == queue_name).group_by(AiJob.user_id)
         return {row.user_id: row.number for row in session.execute(query)}
 
-    def _next(self, session: Session, asked: Row[Any], busy: set[str], job_types: Collection[str] | None) -> str | None:
-        """The best waiting job of the next user, in the ring of user ids, who isn't `busy`.
+    def _next(
+        self, session: Session, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
+    ) -> Row[Any] | None:
+        """The best waiting job of the next user behind `last`, around the ring, who isn't `busy`.
 
         A backlog is stepped over as a whole, and there are few busy users: each holds about half of the slots.
         """
-        for start, end in ((asked.user_id, None), ("", asked.user_id)):
-            best = self._first(session, asked.queue_name, start, job_types)
+        for after in (last, ""):
+            best = self._first(session, queue_name, after, job_types)
             while best is not None and best.user_id in busy:
-                best = self._first(session, asked.queue_name, best.user_id, job_types)
-            if best is not None and (end is None or best.user_id < end):
-                return str(best.id)
+                best = self._first(session, queue_name, best.user_id, job_types)
+            if best is not None:
+                return best
         return None
 
     def _first(

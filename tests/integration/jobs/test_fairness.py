@@ -1,0 +1,239 @@
+"""Whose turn it is: one user's backlog holds up nobody, and nobody waits for nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from aijobs.errors import JobLockConflict, NotYourTurn
+from aijobs.ids import new_id
+from aijobs.jobs.lifecycle import Claim, claim_of
+from aijobs.jobs.models import AiJob
+from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
+from tests.support.rows import build_job
+
+
+def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
+    """Waiting jobs of a user, in the order of their ids."""
+    jobs = [build_job(id=new_id(), user_id=user, **changes) for _ in range(number)]
+    columns = [c.key for c in AiJob.__table__.columns if c.computed is None]
+    zero = {"progress": 0, "event_seq": 0, "retry_count": 0, "lost_count": 0, "attempt_no": 0, "artifact_count": 0}
+    rows = [{**zero, **{k: v for k in columns if (v := getattr(job, k)) is not None}} for job in jobs]
+    with kit.database.transaction() as session:
+        session.execute(insert(AiJob), rows)
+    return [job.id for job in jobs]
+
+
+def take(kit: Kit, job_id: str) -> Claim:
+    """What a worker does that popped this job's message: it takes the job, or the one whose turn it is."""
+    try:
+        return kit.lock(job_id)
+    except NotYourTurn as turn:
+        return kit.lock(turn.instead)
+
+
+def refused(kit: Kit, job_id: str) -> NotYourTurn:
+    with pytest.raises(NotYourTurn) as caught:
+        kit.lock(job_id)
+    return caught.value
+
+
+class Slots:
+    """Workers of a queue that pop one message after the other, and run it for a while."""
+
+    def __init__(self, kit: Kit, number: int, messages: Iterable[str]) -> None:
+        self.kit, self.number, self.messages = kit, number, list(messages)
+        self.running: list[Claim] = []
+        self.order: list[str] = []
+        """The users whose jobs were taken."""
+
+    def user(self, claim: Claim) -> str:
+        return self.kit.job(claim.job_id).user_id
+
+    def fill(self) -> None:
+        while self.messages and len(self.running) < self.number:
+            try:
+                claim = take(self.kit, self.messages[0])
+            except JobLockConflict:
+                self.messages.pop(0)  # Taken in another's place before.
+                continue
+            if claim.job_id == self.messages[0]:
+                self.messages.pop(0)
+            self.running.append(claim)
+            self.order.append(self.user(claim))
+
+    def finish(self) -> None:
+        """The job that runs longest ends."""
+        self.kit.lifecycle.mark_succeeded(self.running.pop(0))
+
+    def held(self) -> Counter[str]:
+        return Counter(self.user(claim) for claim in self.running)
+
+
+# --- the rule ------------------------------------------------------------------------------------------------------
+
+
+def test_a_user_who_is_alone_has_every_slot(kit: Kit) -> None:
+    slots = Slots(kit, 5, backlog(kit, "a", 6))
+    slots.fill()
+    assert slots.held() == {"a": 5}
+
+
+def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Kit) -> None:
+    slots = Slots(kit, 4, backlog(kit, "a", 1000))
+    slots.fill()
+    slots.messages += backlog(kit, "b", 3)
+    for _ in range(3):
+        slots.finish()
+        slots.fill()
+        assert len(slots.running) == 4, "no slot idles"
+    assert slots.order[4:] == ["b", "b", "a"], "half of the slots, though a thousand messages were before"
+    slots.messages = slots.messages[:20] + slots.messages[-3:]
+    while slots.running:
+        slots.finish()
+        slots.fill()
+    assert slots.order.count("b") == 3
+    assert not slots.messages
+
+
+def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> None:
+    a = backlog(kit, "a", 9)
+    backlog(kit, "b", 9)
+    held: Counter[str] = Counter()
+    for job_id in a:
+        claim = take(kit, job_id)
+        held[kit.job(claim.job_id).user_id] += 1
+        assert held["a"] - held["b"] <= 1
+    assert held == {"a": 5, "b": 4}
+
+
+def test_with_one_slot_it_is_first_come_first_served(kit: Kit) -> None:
+    slots = Slots(kit, 1, backlog(kit, "a", 3) + backlog(kit, "b", 1))
+    while slots.messages or slots.running:
+        slots.fill()
+        slots.finish()
+    assert slots.order == ["a", "a", "a", "b"]
+
+
+def test_where_all_who_wait_are_at_their_share_no_slot_idles(kit: Kit) -> None:
+    a, b = backlog(kit, "a", 3), backlog(kit, "b", 3)
+    kit.lock(a[0])
+    kit.lock(b[0])
+    assert refused_or_none(kit, a[1]) is None, "b holds as many as a"
+    assert refused(kit, a[2]).instead == b[1]
+
+
+def refused_or_none(kit: Kit, job_id: str) -> str | None:
+    try:
+        kit.lock(job_id)
+    except NotYourTurn as turn:
+        return turn.instead
+    return None
+
+
+def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    users = ["b", "c", "d", "Ω"]
+    slots = Slots(kit, 2, backlog(kit, "a", 200))
+    for user in users:
+        backlog(kit, user, 50)
+    slots.fill()
+    for _ in range(40):
+        slots.finish()
+        slots.fill()
+    others = [user for user in slots.order if user != "a"]
+    assert len(others) >= 20
+    assert others[:8] == users * 2, "each in turn, whatever another has waiting"
+
+
+# --- who waits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        {"queue_name": "ai-background"},
+        {"lifecycle_status": "running", "attempt_no": 1, "next_attempt_at": BEGIN + timedelta(seconds=1)},
+        {"lifecycle_status": "running", "attempt_no": 1, "cancel_requested_at": BEGIN},
+        {"created_at": BEGIN + timedelta(seconds=1)},
+        {"lifecycle_status": "failed", "finished_at": BEGIN},
+        {"job_type": "unheard_of"},
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_nobody_could_take_now_is_put_before_no_other(kit: Kit, waiting: dict[str, Any]) -> None:
+    a = backlog(kit, "a", 2)
+    backlog(kit, "b", 1, **waiting)
+    kit.lock(a[0])
+    kit.lifecycle.lock_job(a[1], "worker-1", ["synthetic"])
+
+
+def test_a_job_that_can_not_be_taken_is_refused_for_what_it_is_and_nobody_else_runs_for_it(kit: Kit) -> None:
+    a = backlog(kit, "a", 2)
+    backlog(kit, "b", 1)
+    kit.lock(a[0])
+    with pytest.raises(JobLockConflict) as caught:
+        kit.lock(a[0])
+    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice takes no turn"
+    kit.pause("ai-interactive")
+    with pytest.raises(JobLockConflict) as caught:
+        kit.lock(a[1])
+    assert not isinstance(caught.value, NotYourTurn)
+
+
+def test_the_other_users_best_job_comes_first_and_one_to_be_tried_again_is_among_them(kit: Kit) -> None:
+    a = backlog(kit, "a", 2)
+    later = backlog(kit, "b", 2, priority=60)
+    urgent = backlog(kit, "b", 2, priority=10)
+    kit.lock(a[0])
+    assert refused(kit, a[1]).instead == urgent[0]
+    again = backlog(kit, "b", 1, priority=5, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN)
+    assert refused(kit, a[1]).instead == again[0]
+    assert kit.job(later[0]).lifecycle_status == "queued"
+
+
+def test_a_refusal_writes_nothing(kit: Kit) -> None:
+    a = backlog(kit, "a", 2)
+    backlog(kit, "b", 1)
+    kit.lock(a[0])
+    before = kit.everything()
+    refused(kit, a[1])
+    assert kit.everything() == before
+
+
+def test_queues_have_shares_of_their_own(kit: Kit) -> None:
+    a = backlog(kit, "a", 1)
+    there = backlog(kit, "a", 1, queue_name="ai-background", job_type=BACKGROUND_TYPE)
+    backlog(kit, "b", 1)
+    backlog(kit, "b", 1, queue_name="ai-background", job_type=BACKGROUND_TYPE)
+    kit.lock(a[0])
+    assert kit.lock(there[0]).attempt_no == 1
+
+
+def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) -> None:
+    first, second = kit.new_job(user_id="a"), kit.new_job(user_id="a")
+    other = kit.new_job(user_id="b")
+    kit.lock(first.id)
+    assert claim_of(kit.job(take(kit, second.id).job_id)).job_id == other.id
+    assert [event.status for event in kit.events(other.id)] == ["published"]
+    assert [event.status for event in kit.events(second.id)] == ["pending"]
+
+
+def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    a = backlog(kit, "a", 400)
+    b = backlog(kit, "b", 1)
+    kit.lock(a[0])
+    with kit.statements() as seen:
+        assert refused(kit, a[1]).instead == b[0]
+    search = next(statement for statement in seen if "UNION ALL" in statement)
+    with kit.database.engine.connect() as connection:
+        values = tuple("x" for _ in range(search.count("?")))
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {search}", values)]
+    assert sum("ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND user_id>?)" in line for line in plan) == 2
+    assert len(seen) <= 4
