@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from aijobs.ai.redaction import Redacted
 from aijobs.db import Clock, read_clock, savepoint
 from aijobs.definitions.definition import JobDefinition
 from aijobs.jobs.lifecycle import LifecycleRepository
@@ -67,7 +68,7 @@ class JobCreation:
         self._hand_over, self._handover_delay = hand_over, handover_delay
 
     def insert(
-        self, session: Session, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]
+        self, session: Session, job: AiJob, definition: JobDefinition, content: Redacted
     ) -> OutgoingMessage | None:
         """Write job, reservation, snapshot, history and event, under the user's row.
 
@@ -75,7 +76,7 @@ class JobCreation:
         the user has no room for it; an operator's retry is written all the same.
         """
         job.created_at = read_clock(session, self._clock)
-        reserved = self._limits.admit(session, job, definition, content)
+        reserved = self._limits.admit(session, job, definition, content.content)
         try:
             with savepoint(session):
                 self._lifecycle.create_job(session, job)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
+from aijobs.ai.redaction import Redacted, redact
 from aijobs.canonical import find_faults
 from aijobs.db import Clock, Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
@@ -19,7 +21,7 @@ from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.creation import CreatedJob, JobCreation, of_today
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import UnavailableFor, validated_input
-from aijobs.jobs.snapshots import read_snapshot
+from aijobs.jobs.snapshots import read_snapshot, redacted_content
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
@@ -136,16 +138,17 @@ def _child(job: AiJob, definition: JobDefinition, child_id: str) -> AiJob:
     return child
 
 
-def _input_again(session: Session, job: AiJob, definition: JobDefinition) -> Mapping[str, Any]:
+def _input_again(session: Session, job: AiJob, definition: JobDefinition) -> Redacted:
     snapshot = read_snapshot(session, job.id)
     if snapshot is not None:
-        content: Mapping[str, Any] = snapshot.content
-        same = snapshot.schema_version == definition.input.schema_version
-        return content if same else _input_of_today(definition, content)
+        redacted = redacted_content(snapshot)
+        if snapshot.schema_version == definition.input.schema_version:
+            return redacted
+        return replace(redacted, content=_input_of_today(definition, redacted.content))
     rebuilt = definition.rebuild(job.target_type, job.target_id) if definition.rebuild else None
     if rebuilt is None:
         raise _not_retryable("snapshot_expired")
-    return _input_of_today(definition, rebuilt)
+    return redact(_input_of_today(definition, rebuilt))
 
 
 def _input_of_today(definition: JobDefinition, content: Mapping[str, Any]) -> Mapping[str, Any]:

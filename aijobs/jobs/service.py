@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import UserModelCredential
+from aijobs.ai.redaction import redact
 from aijobs.db import Clock, Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
@@ -89,6 +90,7 @@ class AiJobService:
         wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
         if wait is not None:
             raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
+        redacted = redact(content)
         ensure_user_row(self._database, self._clock, request.user_id)
         job = self._new_job(definition, request, terms)
         message: list[OutgoingMessage] = []
@@ -101,7 +103,7 @@ class AiJobService:
                 return CreatedJob(existing, created=existing.id == job["id"])
             self._check_credential(session, request.user_id, terms)
             fresh = AiJob(**job)
-            inserted = self._creation.insert(session, fresh, definition, content)
+            inserted = self._creation.insert(session, fresh, definition, redacted)
             if inserted is None:
                 winner = self._existing(session, definition, request)
                 if winner is None:

@@ -9,13 +9,11 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, undefer
 
+from aijobs.ai.redaction import VERSION, Redacted, redact
 from aijobs.canonical import canonical_bytes, canonical_hash
 from aijobs.db import Clock, change_rows, read_clock
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
-
-REDACTION_VERSION = "r0"
-"""The rules that content passed before it was stored: r0 has none."""
 
 
 class SnapshotBuilder:
@@ -24,16 +22,24 @@ class SnapshotBuilder:
     def __init__(self, clock: Clock, keep: timedelta) -> None:
         self._clock, self._keep = clock, keep
 
-    def build(self, session: Session, job_id: str, schema_version: str, content: Mapping[str, Any]) -> AiJobSnapshot:
-        """The snapshot of a new job, to be added in the transaction that creates it."""
+    def build(
+        self, session: Session, job_id: str, schema_version: str, content: Mapping[str, Any] | Redacted
+    ) -> AiJobSnapshot:
+        """The snapshot of a new job, to be added in the transaction that creates it.
+
+        What isn't redacted yet is here, before it is hashed: nothing else of a job's input is ever stored. Whoever has
+        much of it redacts it before the transaction begins.
+        """
+        redacted = content if isinstance(content, Redacted) else redact(content)
+        written = canonical_bytes(redacted.content)
         return AiJobSnapshot(
             job_id=job_id,
             schema_version=schema_version,
-            content=dict(content),
-            content_hash=canonical_hash(content),
-            content_bytes=len(canonical_bytes(content)),
-            redaction_version=REDACTION_VERSION,
-            redaction_counts={},
+            content=redacted.content,
+            content_hash=canonical_hash(redacted.content),
+            content_bytes=len(written),
+            redaction_version=redacted.version,
+            redaction_counts=dict(redacted.counts),
             expires_at=read_clock(session, self._clock) + self._keep,
         )
 
@@ -43,6 +49,13 @@ def read_snapshot(session: Session, job_id: str) -> AiJobSnapshot | None:
     return session.execute(
         select(AiJobSnapshot).where(AiJobSnapshot.job_id == job_id).options(undefer(AiJobSnapshot.content))
     ).scalar()
+
+
+def redacted_content(snapshot: AiJobSnapshot) -> Redacted:
+    """A snapshot's content for another job: as it is where today's rules made it, with what they counted then."""
+    if snapshot.redaction_version == VERSION:
+        return Redacted(snapshot.content, snapshot.redaction_counts, VERSION)
+    return redact(snapshot.content)
 
 
 def delete_expired(session: Session, clock: Clock, limit: int) -> int:
