@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from aijobs import job_types
 from aijobs.ai.availability import Availability
@@ -21,7 +21,9 @@ from aijobs.ai.forecast import Forecaster
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.providers.local import LocalProvider
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
 from aijobs.ai.router import ModelRouter
+from aijobs.ai.safety import ContentSafety
 from aijobs.ai.slots import CallSlots
 from aijobs.ai.usage import UsageLog
 from aijobs.db import Clock, Database, DatabaseClock
@@ -30,6 +32,7 @@ from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
+from aijobs.engine.guard import Guard
 from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
@@ -64,9 +67,6 @@ from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
 from aijobs.upkeep.rotation import CredentialRotation
-
-if TYPE_CHECKING:
-    from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def build_engine(
             send_back=hand_over(s.broker),
         ),
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
-        execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs),
+        execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs, build_guard(settings)),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
         lifecycle=s.lifecycle,
@@ -273,6 +273,17 @@ def build_engine(
         watcher=watcher,
         abandon=abandon,
     )
+
+
+def build_guard(settings: Settings) -> Guard:
+    """What stands before and behind the work of attempts. `SettingsError` for safety rules that can't be used."""
+    return Guard(_safety(Path(settings.safety_rules) if settings.safety_rules else None))
+
+
+@cache
+def _safety(rules: Path | None) -> ContentSafety:
+    """Read once a process."""
+    return ContentSafety.load(rules)
 
 
 def build_gateway(services: Services) -> AiGateway:
@@ -285,9 +296,6 @@ def build_gateway(services: Services) -> AiGateway:
 
 def build_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:
     """A provider for each server of the catalogue, all on one loop."""
-    # Here, as it takes a second to load: the web process, which asks nobody, does without.
-    from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
-
     loop = LoopThread()
     return [OpenAiCompatibleProvider(config, loop) for config in catalogue.providers.values()]
 

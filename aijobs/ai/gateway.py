@@ -139,6 +139,8 @@ class AiGateway:
     def _call(
         provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
+        if request.credential is not None:
+            request.credential.open()  # Before the row: with a key that can't be read there is no call.
         ledger.opened(request.route)
         try:
             return provider.generate(request, token)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,14 @@ class Received:
         joined = "".join(self.pieces)
         # A character outside the basic plane may come as two escapes, a half in each of two deltas.
         return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+    @property
+    def share(self) -> int:
+        """How far it is, in percent, of an answer of which nobody knows how long it will be: half after 3,000
+        characters, never whole.
+        """
+        come = self.characters + self.thought
+        return min(95, 100 * come // (come + 3_000))
 
     def add(self, chunk: Mapping[str, Any]) -> bool:
         """Take in a chunk of the stream; whether it told anything. `CallFailed` where the answer grows without end."""
@@ -138,32 +147,27 @@ class Received:
         return asked, estimate_tokens(self.text) + self.thought // 3, 0, True
 
 
-async def receive(chunks: Callable[[], Any], received: Received, limits: Limits, show: Callable[[int], None]) -> None:
+async def receive(
+    chunks: Callable[[], Awaitable[AsyncGenerator[Mapping[str, Any]]]], received: Received, limits: Limits
+) -> None:
     """Open a stream and take it in to its end, within the limits.
 
-    `chunks()` opens it: an awaitable of an asynchronous iterator of mappings. `show` is told how far it is. Raises
-    `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it stalled, and `TimeoutError` where
-    the deadline has passed.
+    `chunks()` opens it. Raises `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it stalled,
+    and `TimeoutError` where the deadline has passed.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.deadline_s
     told = False
     try:
         async with asyncio.timeout_at(min(deadline, loop.time() + limits.first_data_s)) as limit:
-            stream: AsyncIterator[Mapping[str, Any]] = await chunks()
-            async for chunk in stream:
-                if received.add(chunk):
-                    told = True
-                    limit.reschedule(min(deadline, loop.time() + limits.idle_s))
-                    show(_share(received.characters + received.thought))
+            async with aclosing(await chunks()) as stream:
+                async for chunk in stream:
+                    if received.add(chunk):
+                        told = True
+                        limit.reschedule(min(deadline, loop.time() + limits.idle_s))
     except TimeoutError:
         if loop.time() >= deadline:
             raise
         if told:
             raise CallFailed("PROVIDER_STREAM_BROKEN", f"no data for {limits.idle_s:g} s", received.facts()) from None
         raise CallFailed("PROVIDER_TIMEOUT", f"no data within {limits.first_data_s:g} s", received.facts()) from None
-
-
-def _share(characters: int) -> int:
-    """How far an answer is, of which nobody knows how long it will be: half after 3,000 characters, never whole."""
-    return min(95, 100 * characters // (characters + 3_000))

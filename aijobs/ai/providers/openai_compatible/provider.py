@@ -1,47 +1,30 @@
-"""The port of a provider, filled by OpenAI's asynchronous client: one call is one request, and leaves nothing of itself
-in any error.
-"""
+"""The port of a provider, filled by one configured server."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import CancelledError
-from typing import Any
+import threading
+from concurrent.futures import CancelledError, wait
+from typing import TYPE_CHECKING
 
-import httpx2
-import openai
-
-from aijobs.ai.catalogue import JsonMode, ProviderConfig
-from aijobs.ai.output import MAX_CHARACTERS
-from aijobs.ai.provider import (
-    CallFacts,
-    CallFailed,
-    CancellationToken,
-    ConstraintRefused,
-    GenerateAnswer,
-    GenerateRequest,
-)
-from aijobs.ai.providers.openai_compatible.call import Limits, Received, receive
+from aijobs.ai.catalogue import ProviderConfig
+from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest
+from aijobs.ai.providers.openai_compatible.call import Limits, Received
 from aijobs.ai.providers.openai_compatible.loop import LoopThread
-from aijobs.ai.providers.openai_compatible.refusals import ServerError, failure_of, stream_failure
 from aijobs.errors import JobError
 
-MAX_ERROR_BYTES = 65_536
-MAX_STREAM_BYTES = 40 * MAX_CHARACTERS
-"""A stream wraps each few characters in a chunk of some hundred bytes."""
-_LESS: Mapping[JsonMode, JsonMode] = {"json_schema": "json_object", "json_object": "prompt"}
-_BEFORE_SENDING = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+if TYPE_CHECKING:
+    from aijobs.ai.providers.openai_compatible.client import ServerClient
+
+SHOWN_EVERY_S = 0.25
 
 
 class OpenAiCompatibleProvider:
-    """One configured server. Safe to use from any thread; calls run on the loop's."""
+    """Safe to use from any thread; calls run on the loop's."""
 
     def __init__(self, config: ProviderConfig, loop: LoopThread) -> None:
         self._config, self._loop = config, loop
-        self._json_modes: dict[str, JsonMode] = {}
-        """By model, what a server was found to take less than its configuration says."""
-        self._client: openai.AsyncOpenAI | None = None
+        self._guard = threading.Lock()
+        self._client: ServerClient | None = None
 
     @property
     def name(self) -> str:
@@ -49,196 +32,45 @@ class OpenAiCompatibleProvider:
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer; see `AiProvider`. `ConstraintRefused` where another call would ask for less and may succeed."""
-        received = Received(request)
+        client, received = self._open_client(), Received(request)
         limits = Limits(self._config.first_data_s, self._config.idle_s, token.remaining())
-        future = self._loop.submit(self._converse(request, received, limits, token))
+        future = self._loop.submit(client.converse(request, received, limits))
         token.on_cancel(future.cancel)
+        # Shown from this thread: what it writes must not hold up the calls of others.
+        while not wait([future], timeout=SHOWN_EVERY_S).done:
+            token.progress(received.share)
         try:
             return future.result()
         except (CancelledError, TimeoutError):
-            raise self._stopped(token, received) from None
+            raise _stopped(token, received) from None
         except CallFailed:
             raise
+        except JobError as error:
+            raise CallFailed(error.code, error.internal, CallFacts(billed="no")) from None
         except Exception as error:
-            # Not chained: an error of the client holds the request, with the key and the notes in it.
-            raise self._odd(error, received) from None
+            # What no server should send: JSON that is none, numbers for texts. Told by its class alone and not chained,
+            # as an error of the client holds the request, with the key and the notes in it.
+            what = f"the answer could not be read: {type(error).__name__}"
+            raise CallFailed("PROVIDER_STREAM_BROKEN", what, received.facts()) from None
 
     def close(self) -> None:
         """Close the connections that are kept; the next call opens new ones."""
-        client, self._client = self._client, None
-        if client is not None:
-            self._loop.submit(client.close()).result(timeout=5)
+        if self._client is not None:
+            self._loop.submit(self._client.close()).result(timeout=5)
 
-    def _stopped(self, token: CancellationToken, received: Received) -> CallFailed:
-        try:
-            token.raise_if_cancelled()
-        except JobError as reason:
-            return CallFailed(reason.code, reason.internal, received.facts())
-        return CallFailed("TIMEOUT", "the attempt's deadline has passed", received.facts())
+    def _open_client(self) -> ServerClient:
+        from aijobs.ai.providers.openai_compatible.client import ServerClient
 
-    # --- on the loop's thread ------------------------------------------------------------------------------------
-
-    async def _converse(
-        self, request: GenerateRequest, received: Received, limits: Limits, token: CancellationToken
-    ) -> GenerateAnswer:
-        own_key = request.credential is not None
-        key = request.credential.open() if request.credential else self._config.key
-        mode = self._json_mode(request)
-
-        async def chunks() -> AsyncIterator[Mapping[str, Any]]:
-            client = self._open_client().with_options(api_key=key or "none", max_retries=0)
-            stream = await client.chat.completions.create(**self._body(request, mode))
-            received.status, received.request_id = stream.response.status_code, _request_id(stream.response)
-            return _mappings(stream)
-
-        try:
-            await receive(chunks, received, limits, token.progress)
-        except _Refused as refused:
-            failure = failure_of(refused.error, own_key=own_key, constrained=mode != "prompt")
-            if isinstance(failure, ConstraintRefused):
-                self._json_modes[request.route.model] = _LESS[mode]
-            raise failure from None
-        except _Whole as whole:
-            received.status, received.request_id = whole.status, whole.request_id
-            received.add(whole.completion)
-        except openai.APIConnectionError as error:
-            raise _connection_failure(error, received) from None
-        except openai.APIError as error:
-            told = stream_failure(error.body, own_key=own_key)
-            raise CallFailed(told.code, told.internal, received.facts()) from None
-        return received.answer(self.name)
-
-    def _open_client(self) -> openai.AsyncOpenAI:
-        """Made on the loop's thread by the first call, and kept: connections are used again."""
-        if self._client is None:
-            http = httpx2.AsyncClient(
-                follow_redirects=False,
-                timeout=httpx2.Timeout(None, connect=self._config.connect_s, write=30, pool=self._config.connect_s),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=5),
-                event_hooks={"response": [_admit]},
-            )
-            self._client = openai.AsyncOpenAI(
-                api_key="none", base_url=self._config.base_url, http_client=http, max_retries=0
-            )
-            # What the client would take from the environment belongs to another program's account.
-            self._client.organization = self._client.project = None
-        return self._client
-
-    def _body(self, request: GenerateRequest, mode: JsonMode) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": request.route.model,
-            "messages": [
-                {"role": "system", "content": request.prompt.system},
-                {"role": "user", "content": request.prompt.user},
-            ],
-            "max_tokens": request.max_output_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "extra_body": dict(self._config.extra_body) or None,
-        }
-        if mode == "json_object":
-            body["response_format"] = {"type": "json_object"}
-        elif mode == "json_schema":
-            schema = {"name": request.job_type, "schema": dict(request.output_schema), "strict": False}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return body
-
-    def _json_mode(self, request: GenerateRequest) -> JsonMode:
-        if not request.constrained:
-            return "prompt"
-        return self._json_modes.get(request.route.model, self._config.json_mode)
-
-    def _odd(self, error: Exception, received: Received) -> CallFailed:
-        """What no server should send: JSON that is none, numbers for texts. The class alone is told."""
-        if isinstance(error, JobError):
-            return CallFailed(error.code, error.internal, CallFacts(billed="no"))
-        if isinstance(error, httpx2.InvalidURL | openai.OpenAIError):
-            return CallFailed("PROVIDER_UNAVAILABLE", f"the call failed: {type(error).__name__}", received.facts())
-        return CallFailed(
-            "PROVIDER_STREAM_BROKEN", f"the answer could not be read: {type(error).__name__}", received.facts()
-        )
+        with self._guard:
+            if self._client is None:
+                self._client = ServerClient(self._config)
+            return self._client
 
 
-class _Refused(Exception):
-    """The server answered with something that is no stream."""
-
-    def __init__(self, error: ServerError) -> None:
-        super().__init__(error.status)
-        self.error = error
-
-
-class _Whole(Exception):
-    """The server sent its answer in one piece, though it was asked to stream."""
-
-    def __init__(self, completion: Mapping[str, Any], status: int, request_id: str | None) -> None:
-        super().__init__(status)
-        self.completion, self.status, self.request_id = completion, status, request_id
-
-
-async def _admit(response: httpx2.Response) -> None:
-    """Let a stream through, bounded; read of anything else what is enough to tell what it is."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status_code == 200 and kind == "text/event-stream":
-        response.stream = _Bounded(response.stream)
-        return
-    whole = response.status_code == 200 and kind == "application/json"
-    body = await _beginning(response, MAX_STREAM_BYTES if whole else MAX_ERROR_BYTES)
-    if whole:
-        completion = json.loads(body)
-        if isinstance(completion, Mapping) and completion.get("choices"):
-            raise _Whole(completion, response.status_code, _request_id(response))
-    raise _Refused(ServerError(response.status_code, response.headers, body))
-
-
-async def _beginning(response: httpx2.Response, limit: int) -> bytes:
-    body = bytearray()
+def _stopped(token: CancellationToken, received: Received) -> CallFailed:
+    """The failure of a call that was cut off from here: for the token's reason, or at its deadline."""
     try:
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) >= limit:
-                break
-    except httpx2.HTTPError:
-        if response.status_code == 200:
-            raise
-        # An error's body that breaks off has told enough: its status.
-    finally:
-        await response.aclose()
-    return bytes(body[:limit])
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """A stream of bytes that ends in an error before it fills the memory."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        taken = 0
-        async for piece in self._stream:
-            taken += len(piece)
-            if taken > MAX_STREAM_BYTES:
-                raise CallFailed("VALIDATION_OUTPUT_TOO_LARGE", f"the stream passed {MAX_STREAM_BYTES} bytes")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncIterator[Mapping[str, Any]]:
-    async with stream:
-        async for chunk in stream:
-            yield chunk.to_dict()
-
-
-def _request_id(response: Any) -> str | None:
-    found = response.headers.get("x-request-id")
-    return str(found) if found else None
-
-
-def _connection_failure(error: openai.APIConnectionError, received: Received) -> CallFailed:
-    """A connection that wasn't opened costs nothing; one that was lost may have, as the request was on its way."""
-    cause = error.__cause__
-    what = type(cause or error).__name__
-    if isinstance(cause, _BEFORE_SENDING):
-        return CallFailed("PROVIDER_UNAVAILABLE", f"not connected: {what}", CallFacts(billed="no"))
-    return CallFailed("PROVIDER_CONNECTION_LOST", f"the connection was lost: {what}", received.facts())
+        token.raise_if_cancelled()
+    except JobError as reason:
+        return CallFailed(reason.code, reason.internal, received.facts())
+    return CallFailed("TIMEOUT", "the attempt's deadline has passed", received.facts())
