@@ -107,6 +107,8 @@ class Settings:
     """The platform's own keys by provider, from `AIJOBS_{PROVIDER}_API_KEY` (and `DEEPSEEK_API_KEY`)."""
     prices: str = ""
     """A price list of one's own. Empty: the built-in one."""
+    safety_rules: str = ""
+    """A file of safety rules on top of the built-in ones."""
     breaker_failures: int = 5
     """Failures in a row after which a provider isn't asked for a while."""
     breaker_open_s: float = 30
@@ -199,6 +201,7 @@ _TEXTS = (
     "service_token",
     "providers",
     "prices",
+    "safety_rules",
 )
 
 

@@ -23,6 +23,7 @@ from aijobs.canonical import canonical_hash, find_faults
 from aijobs.clock import utc_now
 from aijobs.db import Database
 from aijobs.definitions.definition import JobDefinition
+from aijobs.engine.guard import Guard
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import OpenCall, Run
 from aijobs.errors import JobError
@@ -50,9 +51,10 @@ class Execute:
         gateway: AiGateway,
         usage: UsageLog,
         costs: CostCalculator,
+        guard: Guard,
     ) -> None:
         self._database, self._lifecycle, self._gateway = database, lifecycle, gateway
-        self._usage, self._costs = usage, costs
+        self._usage, self._costs, self._guard = usage, costs, guard
 
     def execute(self, run: Run, resolved: Resolved) -> None:
         """Leave the validated output on the job, or in `run.output` where no provider was paid for it.
@@ -61,12 +63,17 @@ class Execute:
         transaction that records the error to close.
         """
         run.token.raise_if_cancelled()
+        self._guard.check_input(run, resolved.input)
         if resolved.request is None:
-            run.output = self._scripted(run, resolved.input)
+            run.output = self._let_out(run, self._scripted(run, resolved.input))
             return
         text, finish_reason = self._ask(run, resolved.request, resolved.routes)
         output = _validated(run, resolved.input, read_answer(text, finish_reason))
-        self._save(run, output)
+        self._save(run, self._let_out(run, output))
+
+    def _let_out(self, run: Run, output: dict[str, Any]) -> dict[str, Any]:
+        self._guard.check_output(run, output)
+        return self._guard.redact_output(run, output)
 
     def _scripted(self, run: Run, job_input: Mapping[str, Any]) -> dict[str, Any]:
         if run.definition.script is None:

@@ -265,6 +265,7 @@ DEFINITION = d.JobDefinition(
     input=d.Input("1", Input),
     output=d.Output("1", Output, check),
     credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
+    security=d.Security(content_safety_check=True, output_redaction=True),
     projector=PROJECTOR.key,
     prompt=d.PromptRef(JOB_TYPE, "v1"),
 )

@@ -45,7 +45,7 @@ from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
-from aijobs.wiring import Services, build_redrive, build_retention, build_services
+from aijobs.wiring import Services, build_guard, build_redrive, build_retention, build_services
 from tests.statemachine.faulty import AWAY, FaultyDatabase
 from tests.statemachine.flows import (
     COMMIT,
@@ -229,7 +229,12 @@ class Worker(Process):
                 s.credentials,
             ),
             execute=Execute(
-                s.database, s.lifecycle, AiGateway([world.ledger], {}, s.breaker, s.call_slots), usage, s.costs
+                s.database,
+                s.lifecycle,
+                gateway,
+                usage,
+                s.costs,
+                build_guard(s.settings),
             ),
             project=Project(s.database, s.lifecycle, s.registry),
             settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),

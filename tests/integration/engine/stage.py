@@ -38,6 +38,7 @@ from aijobs.jobs.status import FINAL
 from aijobs.learning.models import Flashcard
 from aijobs.queues.message import JobMessage
 from aijobs.upkeep.dispatcher import hand_over
+from aijobs.wiring import build_guard
 from tests.support.gateways import gateway_to
 from tests.support.jobs import BEGIN, Kit
 from tests.support.polling import poll
@@ -240,7 +241,14 @@ def open_stage(
             router or ModelRouter({"d": (Route("local", "local-extractive-v1"),)}, "d"),
             services.credentials,
         ),
-        execute=Execute(services.database, services.lifecycle, gateway or gateway_to(provider), usage, services.costs),
+        execute=Execute(
+            services.database,
+            services.lifecycle,
+            gateway or gateway_to(provider),
+            usage,
+            services.costs,
+            build_guard(services.settings),
+        ),
         project=Project(services.database, services.lifecycle, services.registry),
         settle=Settle(
             services.database,
