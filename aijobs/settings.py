@@ -333,9 +333,20 @@ def _check(s: Settings) -> None:
         raise SettingsError(f"AIJOBS_LOG_LEVEL is {s.log_level!r}; it is DEBUG, INFO, WARNING or ERROR")
     if s.service_token and len(s.service_token) < 32:
         raise SettingsError("AIJOBS_SERVICE_TOKEN is too short: use at least 32 characters")
+    _check_quotas(s)
     if s.production and not s.redis_url:
         raise SettingsError("production needs a broker: set AIJOBS_REDIS_URL")
     _check_reach(s)
+
+
+def _check_quotas(s: Settings) -> None:
+    """What is used is counted from the rows: they are kept for as long as a quota asks for them."""
+    for period, days in (("day", 1), ("month", 31)):
+        limited = any(getattr(s, f"quota_{period}_{what}") for what in ("jobs", "tokens", "cost_micros"))
+        if limited and s.job_days < days:
+            raise SettingsError(
+                f"AIJOBS_JOB_DAYS is {s.job_days}: with a quota for each {period} jobs are kept for {days} days or more"
+            )
 
 
 def _check_reach(s: Settings) -> None:

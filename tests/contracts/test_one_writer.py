@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contracts.sources import Module, modules, sample
+from tests.contracts.sources import Module, imports, modules, sample
 
 WRITER = "aijobs.jobs.lifecycle"
 COLUMN = "lifecycle_status"
@@ -169,7 +169,7 @@ def test_an_events_status_is_no_jobs_status() -> None:
 
 DOORS = {
     "aijobs.learning.flashcards": "a business service",
-    "aijobs.jobs.service": "inserts through the repository, for a new job and for a retry",
+    "aijobs.jobs.creation": "inserts through the repository, for a new job and for a retry",
     "aijobs.web.cli.demo_data": "scripted jobs for looking at the console; refused in production",
 }
 """Who may call `create_job`, and as what."""
@@ -181,6 +181,11 @@ def creators(module: Module) -> list[int]:
 
 def test_jobs_are_created_by_business_services_and_by_retry_alone() -> None:
     assert {module.name for module in modules() if creators(module)} == set(DOORS)
+
+
+def test_nobody_but_the_service_and_its_retries_inserts_a_job_past_the_limits() -> None:
+    users = {m.name for m in modules() if any(one.target == "aijobs.jobs.creation" for one in imports(m))}
+    assert users == {"aijobs.jobs.service", "aijobs.jobs.retries", "aijobs.wiring"}
 
 
 def switches(module: Module) -> list[int]:

@@ -154,6 +154,15 @@ def test_a_log_level_that_is_none_is_refused(tmp_path: Path) -> None:
     assert load(tmp_path, LOG_LEVEL="debug").log_level.upper() == "DEBUG"
 
 
+@pytest.mark.parametrize(("quota", "days"), [("DAY_JOBS", 1), ("MONTH_TOKENS", 31), ("MONTH_COST_MICROS", 31)])
+def test_a_quota_over_jobs_that_are_deleted_too_early_to_be_counted_is_refused(
+    tmp_path: Path, quota: str, days: int
+) -> None:
+    assert "AIJOBS_JOB_DAYS" in refused(tmp_path, JOB_DAYS=str(days - 1), **{f"QUOTA_{quota}": "5"})
+    assert load(tmp_path, JOB_DAYS=str(days), **{f"QUOTA_{quota}": "5"}).job_days == days
+    assert load(tmp_path, JOB_DAYS=str(days - 1)).job_days == days - 1
+
+
 # --- production ----------------------------------------------------------------------------------------------------
 
 
