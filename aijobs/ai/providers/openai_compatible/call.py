@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,8 +152,8 @@ async def receive(
 ) -> None:
     """Open a stream and take it in to its end, within the limits.
 
-    `chunks()` opens it. Raises `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it stalled,
-    and `TimeoutError` where the deadline has passed.
+    `chunks()` opens it. Raises `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it
+    stalled, and `TimeoutError` where the deadline has passed.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.deadline_s
