@@ -1,19 +1,37 @@
-"""Router and gateway: one way to a provider, and a call announced before it leaves."""
+"""Router and gateway: which providers are asked in which order, and a call announced before it leaves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import pytest
 
+from aijobs.ai.breaker import CircuitBreaker, scope_of
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import Prompt
-from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import (
+    CallFacts,
+    CallFailed,
+    CancellationToken,
+    ConstraintRefused,
+    GenerateAnswer,
+    GenerateRequest,
+    Route,
+)
 from aijobs.ai.router import ModelRouter
-from aijobs.errors import JobError
+from aijobs.errors import JobError, ProvidersBusy
+from aijobs.testing.memory_breaker_store import MemoryBreakerStore
+from aijobs.testing.memory_call_slots import MemoryCallSlots
+from tests.support.gateways import gateway_to
 from tests.support.tokens import HandToken
 
-LOCAL, LARGE, OWN = Route("local", "m"), Route("deepseek", "large"), Route("deepseek", "own")
+ONE, TWO = Route("one", "m"), Route("two", "m")
+LOCAL, LARGE, OWN = (
+    (Route("local", "m"),),
+    (Route("deepseek", "large"), Route("local", "m")),
+    (Route("deepseek", "own"),),
+)
 ROUTER = ModelRouter({"default": LOCAL, "large": LARGE}, "default", {"user_deepseek_key": OWN})
 
 
@@ -23,19 +41,54 @@ class Type:
     route: str | None = None
 
 
-class Recorder:
-    name = "local"
+@dataclass
+class Scripted:
+    """A provider that fails with these codes in turn, and then answers."""
 
-    def __init__(self, log: list[str]) -> None:
-        self._log = log
+    name: str
+    log: list[str]
+    fails: list[str | Exception] = field(default_factory=list)
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        self._log.append("asked")
-        return GenerateAnswer("{}", "local", request.route.model, 1, 1, 0, True, "length")
+        self.log.append(f"asked {self.name}")
+        if self.fails:
+            fault = self.fails.pop(0)
+            raise CallFailed(fault, "scripted") if isinstance(fault, str) else fault
+        return GenerateAnswer("{}", self.name, request.route.model, 1, 1, 0, True, "length")
 
 
-def request(route: Route = LOCAL) -> GenerateRequest:
-    return GenerateRequest("poem", route, Prompt("s", "u", "v1"), {}, {})
+@dataclass
+class Book:
+    """A ledger that writes into the providers' log."""
+
+    log: list[str]
+
+    def opened(self, route: Route) -> None:
+        self.log.append(f"opened {route.provider}")
+
+    def failed(self, error: JobError) -> None:
+        self.log.append(f"failed {error.code}")
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A user's key, or one that can't be read."""
+
+    credential_id: str = "c1"
+    readable: bool = True
+
+    def open(self) -> str:
+        if not self.readable:
+            raise JobError("CREDENTIAL_UNREADABLE", "scripted")
+        return "sk-user"
+
+
+def request(credential: Sealed | None = None) -> GenerateRequest:
+    return GenerateRequest("poem", ONE, Prompt("s", "u", "v1"), {}, {}, credential=credential)
+
+
+def new_breaker(failures: int = 2) -> CircuitBreaker:
+    return CircuitBreaker(MemoryBreakerStore(), failures, 30.0, chance=lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -47,34 +100,168 @@ def request(route: Route = LOCAL) -> GenerateRequest:
         ("large", "user_deepseek_key", OWN),
     ],
 )
-def test_a_users_key_never_pays_a_route_of_the_platform(route: str | None, mode: str, expected: Route) -> None:
-    assert ROUTER.route(Type(route=route), mode) == expected
+def test_a_users_key_never_pays_a_route_of_the_platform(
+    route: str | None, mode: str, expected: tuple[Route, ...]
+) -> None:
+    assert ROUTER.routes(Type(route=route), mode) == expected
 
 
 @pytest.mark.parametrize(("route", "mode"), [("gone", "platform_key"), (None, "user_deepseek_key")])
 def test_a_route_that_is_not_configured_is_a_fault_of_ours(route: str | None, mode: str) -> None:
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
-        ModelRouter({"default": LOCAL}, "default").route(Type(route=route), mode)
+        ModelRouter({"default": LOCAL}, "default").routes(Type(route=route), mode)
 
 
 def test_a_call_is_announced_before_it_leaves() -> None:
     log: list[str] = []
-
-    answer = AiGateway([Recorder(log)]).generate(request(), HandToken(), lambda route: log.append(route.model))
-
-    assert log == ["m", "asked"]
-    assert answer.finish_reason == "length"
+    answer = gateway_to(Scripted("one", log)).generate(request(), (ONE,), HandToken(), Book(log))
+    assert log == ["opened one", "asked one"]
+    assert answer.finish_reason == "length", "an answer that was cut off comes back, so that its cost is known"
 
 
 def test_a_cancelled_attempt_makes_no_call_and_announces_none() -> None:
     log: list[str] = []
-
     with pytest.raises(JobError, match="CANCELLED"):
-        AiGateway([Recorder(log)]).generate(request(), HandToken(0), lambda route: log.append(route.model))
-
+        gateway_to(Scripted("one", log)).generate(request(), (ONE,), HandToken(0), Book(log))
     assert log == []
 
 
 def test_a_route_to_no_provider_is_a_fault_of_ours() -> None:
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
-        AiGateway([]).generate(request(), HandToken())
+        gateway_to().generate(request(), (ONE,), HandToken(), Book([]))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "PROVIDER_UNAVAILABLE",
+        "PROVIDER_RATE_LIMITED",
+        "PROVIDER_TIMEOUT",
+        "PROVIDER_ACCOUNT_EXHAUSTED",
+        "CREDENTIAL_PLATFORM_INVALID",
+    ],
+)
+def test_a_failure_that_bought_nothing_is_followed_by_the_next_route(code: str) -> None:
+    log: list[str] = []
+    gateway = gateway_to(Scripted("one", log, [code]), Scripted("two", log))
+    assert gateway.generate(request(), (ONE, TWO), HandToken(), Book(log)).provider == "two"
+    assert log == ["opened one", "asked one", f"failed {code}", "opened two", "asked two"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "PROVIDER_CONNECTION_LOST",
+        "PROVIDER_STREAM_BROKEN",
+        "PROVIDER_EMPTY_OUTPUT",
+        "CONTENT_SAFETY_PROVIDER",
+        "VALIDATION_INPUT_TOO_LARGE",
+        "CREDENTIAL_INVALID",
+        "CANCELLED",
+        "TIMEOUT",
+        "INTERNAL_CONFIG",
+    ],
+)
+def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(code: str) -> None:
+    log: list[str] = []
+    gateway = gateway_to(Scripted("one", log, [code]), Scripted("two", log))
+    with pytest.raises(JobError, match=code):
+        gateway.generate(request(), (ONE, TWO), HandToken(), Book(log))
+    assert "asked two" not in log
+
+
+def test_where_every_route_fails_the_last_ones_error_stands() -> None:
+    log: list[str] = []
+    gateway = gateway_to(
+        Scripted("one", log, ["PROVIDER_UNAVAILABLE"]), Scripted("two", log, ["PROVIDER_RATE_LIMITED"])
+    )
+    with pytest.raises(JobError, match="PROVIDER_RATE_LIMITED"):
+        gateway.generate(request(), (ONE, TWO), HandToken(), Book(log))
+
+
+def test_a_provider_with_an_open_breaker_is_passed_over() -> None:
+    log, breaker = list[str](), new_breaker()
+    breaker.failed(scope_of("one"), exhausted=True)
+    gateway = gateway_to(Scripted("one", log), Scripted("two", log), breaker=breaker)
+    assert gateway.generate(request(), (ONE, TWO), HandToken(), Book(log)).provider == "two"
+    assert log == ["opened two", "asked two"]
+
+
+def test_where_nobody_is_to_be_asked_the_job_is_told_when_to_come_back() -> None:
+    log, breaker = list[str](), new_breaker()
+    breaker.failed(scope_of("one"), exhausted=True)
+    for _ in range(2):
+        breaker.failed(scope_of("two"))
+    with pytest.raises(ProvidersBusy) as busy:
+        gateway_to(Scripted("one", log), Scripted("two", log), breaker=breaker).generate(
+            request(), (ONE, TWO), HandToken(), Book(log)
+        )
+    assert timedelta(seconds=25) < busy.value.wait <= timedelta(seconds=30), "the sooner of the two"
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("PROVIDER_UNAVAILABLE", "open"),
+        ("PROVIDER_CONNECTION_LOST", "open"),
+        ("PROVIDER_STREAM_BROKEN", "open"),
+        ("PROVIDER_RATE_LIMITED", "open"),
+        ("VALIDATION_INPUT_TOO_LARGE", "closed"),
+        ("CONTENT_SAFETY_PROVIDER", "closed"),
+        ("PROVIDER_EMPTY_OUTPUT", "closed"),
+        ("CANCELLED", "closed"),
+        ("INTERNAL_CONFIG", "closed"),
+    ],
+)
+def test_what_says_nothing_against_a_provider_never_opens_its_breaker(fault: str, word: str) -> None:
+    log, breaker = list[str](), new_breaker()
+    gateway = gateway_to(Scripted("one", log, [fault] * 5), breaker=breaker)
+    for _ in range(2):
+        with pytest.raises(JobError, match=fault):
+            gateway.generate(request(), (ONE,), HandToken(), Book(log))
+    assert [state.word for state in breaker.states([scope_of("one")])] == [word]
+
+
+def test_a_users_key_trips_no_breaker_of_the_platform() -> None:
+    log, breaker = list[str](), new_breaker()
+    gateway = gateway_to(Scripted("one", log, ["PROVIDER_UNAVAILABLE"] * 2), breaker=breaker)
+    for _ in range(2):
+        with pytest.raises(JobError):
+            gateway.generate(request(Sealed()), (ONE,), HandToken(), Book(log))
+    words = [state.word for state in breaker.states([scope_of("one"), scope_of("one", "c1")])]
+    assert words == ["closed", "open"]
+
+
+def test_a_key_that_can_not_be_read_is_no_call() -> None:
+    log: list[str] = []
+    with pytest.raises(JobError, match="CREDENTIAL_UNREADABLE"):
+        gateway_to(Scripted("one", log)).generate(request(Sealed(readable=False)), (ONE,), HandToken(), Book(log))
+    assert log == []
+
+
+def test_a_constraint_that_is_refused_costs_a_call_each_step_and_is_then_given_up() -> None:
+    log: list[str] = []
+    refused = [ConstraintRefused("scripted", CallFacts()) for _ in range(3)]
+    one = Scripted("one", log, [*refused[:2]])
+    assert gateway_to(one).generate(request(), (ONE,), HandToken(), Book(log)).text == "{}"
+    assert log.count("opened one") == 3
+    with pytest.raises(JobError, match="INTERNAL_CONFIG"):
+        gateway_to(Scripted("one", log, [*refused])).generate(request(), (ONE,), HandToken(), Book(log))
+
+
+def test_a_slot_comes_back_whatever_the_call_came_to() -> None:
+    log, slots = list[str](), MemoryCallSlots()
+    one = Scripted("one", log, ["INTERNAL_CONFIG", RuntimeError("a bug")])
+    gateway = AiGateway([one], {"one": 1}, new_breaker(), slots)
+    for fault in (JobError, RuntimeError):
+        with pytest.raises(fault):
+            gateway.generate(request(), (ONE,), HandToken(), Book(log))
+        assert slots.in_use("one", 1) == 0
+
+
+def test_a_provider_in_this_process_needs_neither_breaker_nor_slots() -> None:
+    log, breaker = list[str](), new_breaker()
+    breaker.failed(scope_of("one"), exhausted=True)
+    gateway = AiGateway([Scripted("one", log)], {}, breaker, MemoryCallSlots())
+    assert gateway.generate(request(), (ONE,), HandToken(), Book(log)).provider == "one"
