@@ -176,6 +176,8 @@ class SnapshotDescription:
     content_hash: str
     content_bytes: int
     redaction_version: str
+    redaction_counts: Mapping[str, int]
+    """How often each redaction rule found something: `{"email": 2}`."""
     expires_at: datetime
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from aijobs.ai.breaker import BREAKER_WORDS
 from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MODES, MOST_CREDENTIALS
+from aijobs.ai.sensitive import FINDERS
 from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
@@ -190,6 +191,12 @@ SCHEMAS: dict[str, Schema] = {
             "contentHash": TEXT,
             "contentBytes": NATURAL,
             "redactionVersion": TEXT,
+            "redactionCounts": {
+                "type": "object",
+                "propertyNames": {"enum": sorted({kind.lower() for kind, _ in FINDERS})},
+                "additionalProperties": {"type": "integer", "minimum": 1},
+                "description": "How often each redaction rule found something; rules that found nothing are left out.",
+            },
             "expiresAt": TIME,
         }
     ),

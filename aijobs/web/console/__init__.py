@@ -63,6 +63,7 @@ def init_app(app: Flask) -> None:
         asset=pages.asset,
         word=words.word,
         event_word=words.event_word,
+        redaction_word=words.redaction_word,
         tone=words.tone,
         type_label=words.type_label,
         worker_name=words.worker_name,

@@ -91,6 +91,19 @@ EVENT_WORDS: Mapping[str, Any] = {
 }
 """What each type of history row tells."""
 
+REDACTION_WORDS: Mapping[str, Any] = {
+    "card": _l("Bank cards masked"),
+    "credentials": _l("Credentials in addresses masked"),
+    "email": _l("Mail addresses masked"),
+    "id": _l("Resident ids masked"),
+    "key": _l("API keys masked"),
+    "phone": _l("Phone numbers masked"),
+    "private_key": _l("Private keys masked"),
+    "secret": _l("Named secrets masked"),
+    "token": _l("Tokens masked"),
+}
+"""What each redaction rule found in an input."""
+
 TONES: Mapping[str, str] = {
     "running": "run",
     "processing": "run",
@@ -127,6 +140,11 @@ def word(name: str) -> str:
 def event_word(name: str) -> str:
     """The words for a history row's type in the present language, else the type."""
     return str(EVENT_WORDS.get(name, name))
+
+
+def redaction_word(rule: str) -> str:
+    """The words for what a redaction rule found in the present language, else the rule."""
+    return str(REDACTION_WORDS.get(rule, rule))
 
 
 def tone(name: str) -> str:
