@@ -22,6 +22,7 @@ _TOO_LONG = re.compile(
     r"|too many (?:input )?tokens|reduce the length"
 )
 _CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided|grammar|structured output")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NO_MONEY = re.compile(r"insufficient[_ ](?:quota|balance|funds)|exceeded your current quota|billing")
 _WORD = re.compile(r"(?=.{1,40}\Z)[a-z]+(?:_[a-z]+)*|\d{1,5}")
 """A code that may be told: lower-case words, as `rate_limit_exceeded`. No key and no note looks like that."""
@@ -88,17 +89,15 @@ def stream_failure(body: Any, *, own_key: bool) -> CallFailed:
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
     """When to come back, from `retry-after-ms`, or `Retry-After` in seconds or as a date; None where nothing says."""
-    text = headers.get("retry-after", "").strip()
+    milliseconds, text = headers.get("retry-after-ms", "").strip(), headers.get("retry-after", "").strip()
+    if _NUMBER.fullmatch(milliseconds):
+        return _wait(float(milliseconds) / 1000)
+    if _NUMBER.fullmatch(text):
+        return _wait(float(text))
     try:
-        if milliseconds := headers.get("retry-after-ms"):
-            return _wait(float(milliseconds) / 1000)
-        if re.fullmatch(r"\d+(?:\.\d+)?", text):
-            return _wait(float(text))
-        if text:
-            return _wait((_date(text) - utc_now()).total_seconds())
+        return _wait((_date(text) - utc_now()).total_seconds()) if text else None
     except (ValueError, OverflowError):
         return None  # A server that says nothing that can be read has said nothing.
-    return None
 
 
 def _wait(seconds: float) -> timedelta:
