@@ -7,7 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from typing import Any
 import click
 
 from aijobs import logs
+from aijobs.ai.catalogue import DEFAULT, LOCAL
 from aijobs.ai.notes import MAX_CHARACTERS, NotesError, notes_from_text
+from aijobs.ai.provider import Route
 from aijobs.clock import Stopwatch
 from aijobs.settings import PACKAGE, Settings
 from aijobs.web.cli.failures import BAD_INPUT, Failure
+from aijobs.web.cli.opening import load_catalogue
 from aijobs.web.cli.serving import served
 from aijobs.web.cli.terminal import Terminal, cells
 from aijobs.web.cli.tokens import issue_user_token
@@ -202,11 +205,18 @@ def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
     terminal.say()
 
 
+def _made_by(route: Sequence[Route]) -> str:
+    """Who was asked for the cards."""
+    if route[0] == LOCAL:
+        return "Made by rules from the text, no AI model."
+    return f"Made by {', or else '.join(f'{step.provider}/{step.model}' for step in route)}."
+
+
 def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_s: float, work_s: float) -> None:
     terminal.say(f"Took {whole_s:.1f} s, {work_s:.1f} s of it from the request to the cards.")
     made = any(text.succeeded for text in texts)
     if made:
-        terminal.say("Made by rules from the text, no AI model.")
+        terminal.say(_made_by(load_catalogue(settings).routes[DEFAULT]))
     where = settings.instance_path / "aijobs.db"
     ours = made and settings.database_url.endswith(str(where))
     kept = f" The cards are kept in {shown_path(where)}." if ours else ""

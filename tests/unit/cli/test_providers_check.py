@@ -1,0 +1,98 @@
+"""`aijobs providers check`: what works, and in which words the rest doesn't."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aijobs.testing.fakellm import Answer, FakeLlm, faults
+
+Aijobs = Callable[..., tuple[int, str, str]]
+KEY = "sk-canary-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeLlm]:
+    with FakeLlm() as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(server: FakeLlm, instance: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLlm:
+    """A server that the providers file names: `m1` is in use, `m2` is not."""
+    server.forget()
+    path = instance.parent / "providers.toml"
+    path.write_text(
+        f'[provider.acme]\nbase_url = "{server.url}/v1"\nmodels = ["m1", "m2"]\n'
+        f'first_data_s = 0.5\n[routes]\ndefault = ["acme/m1"]\n'
+    )
+    monkeypatch.setenv("AIJOBS_PROVIDERS", str(path))
+    monkeypatch.setenv("AIJOBS_ACME_API_KEY", KEY)
+    return server
+
+
+def test_without_any_set_up_it_says_what_is_missing_for_more(aijobs: Aijobs) -> None:
+    assert aijobs("providers", "check") == (
+        0,
+        "no key deepseek: AIJOBS_DEEPSEEK_API_KEY is not set\n"
+        "route  default: local/local-extractive-v1\n"
+        "route  user_deepseek_key: deepseek/deepseek-flash\n",
+        "",
+    )
+
+
+def test_what_works_is_called_once_for_each_model_in_use(aijobs: Aijobs, llm: FakeLlm) -> None:
+    llm.script(Answer('{"word": "pong"}'))
+    code, out, err = aijobs("providers", "check")
+    assert (code, err, [call.model for call in llm.calls]) == (0, "", ["m1"])
+    assert out.startswith("works  acme/m1: ")
+    assert "no price known" in out
+    aijobs("providers", "check", "--all-models")
+    assert [call.model for call in llm.calls] == ["m1", "m1", "m2"]
+
+
+def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm: FakeLlm) -> None:
+    llm.script(faults.no_json_schema())
+    code, out, _ = aijobs("providers", "check")
+    assert (code, len(llm.calls)) == (0, 2)
+    assert "takes no schema" in out
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("401", "CREDENTIAL_PLATFORM_INVALID: the server answered 401"),
+        ("402", "PROVIDER_ACCOUNT_EXHAUSTED: the server answered 402"),
+        ("404", "INTERNAL_CONFIG: the server answered 404"),
+        ("hang", "PROVIDER_TIMEOUT: no data within 0.5 s"),
+        ("key-echo", "INTERNAL_CONFIG: the server answered 400"),
+        ("blank", "PROVIDER_EMPTY_OUTPUT: the answer was empty"),
+        ("html", "PROVIDER_UNAVAILABLE: the server answered 200 with no answer of a model"),
+    ],
+)
+def test_what_fails_is_said_in_a_line_without_the_key(aijobs: Aijobs, llm: FakeLlm, fault: str, said: str) -> None:
+    llm.script(faults.build(fault))
+    code, out, err = aijobs("providers", "check")
+    assert (code, err) == (1, "")
+    assert said in out
+    assert KEY not in out
+
+
+def test_it_can_be_read_by_a_program(aijobs: Aijobs, llm: FakeLlm) -> None:
+    llm.script(faults.bad_key())
+    code, out, _ = aijobs("providers", "check", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert [(trial["provider"], trial["model"], trial["works"]) for trial in told["trials"]] == [("acme", "m1", False)]
+    assert told["routes"]["default"] == ["acme/m1"]
+
+
+def test_a_wrong_file_is_one_line(aijobs: Aijobs, llm: FakeLlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIJOBS_ACMEE_API_KEY", KEY)
+    code, out, err = aijobs("providers", "check")
+    assert (code, out) == (1, "")
+    assert "AIJOBS_ACMEE_API_KEY: there is no provider acmee" in err
+    assert err.count("\n") == 1
