@@ -55,6 +55,14 @@ FAILURES: Mapping[str, Explanation] = {
     "CONTENT_SAFETY_BLOCKED": Explanation(
         _l("The content safety check refused the input or the answer."), _l("A retry is refused again.")
     ),
+    "CONTENT_SAFETY_SELF_HARM": Explanation(
+        _l("The input speaks of hurting oneself. The user was told that help is there."),
+        _l("Somebody may be in danger: see to it that your school's or service's own way of caring is taken."),
+    ),
+    "CONTENT_SAFETY_PROVIDER": Explanation(
+        _l("The provider refused the input or stopped its own answer."),
+        _l("A retry is most likely refused again; another provider may judge otherwise."),
+    ),
     "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
     "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
     "CREDENTIAL_UNREADABLE": Explanation(
