@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -20,6 +20,7 @@ from aijobs.ai.credentials import CredentialVault
 from aijobs.ai.forecast import Forecaster
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
+from aijobs.ai.provider import Moderator
 from aijobs.ai.providers.local import LocalProvider
 from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
 from aijobs.ai.router import ModelRouter
@@ -238,7 +239,8 @@ def build_engine(
 ) -> ExecutionEngine:
     """The engine of one worker process."""
     s, settings = services, services.settings
-    usage = UsageLog(s.clock)
+    usage, servers = UsageLog(s.clock), build_servers(s.catalogue)
+    gateway, moderator = build_gateway(services, servers), find_moderator(s.catalogue, servers)
 
     def watcher(engine: ExecutionEngine) -> Watcher:
         return Watcher(
@@ -264,7 +266,7 @@ def build_engine(
             send_back=hand_over(s.broker),
         ),
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
-        execute=Execute(s.database, s.lifecycle, build_gateway(services), usage, s.costs, build_guard(settings)),
+        execute=Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(settings), moderator),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
         lifecycle=s.lifecycle,
@@ -286,12 +288,18 @@ def _safety(rules: Path | None) -> ContentSafety:
     return ContentSafety.load(rules)
 
 
-def build_gateway(services: Services) -> AiGateway:
+def build_gateway(services: Services, servers: Sequence[OpenAiCompatibleProvider]) -> AiGateway:
     """The way to all providers there are. No connection is opened yet."""
     s = services
     limits = {name: config.max_concurrent_calls for name, config in s.catalogue.providers.items()}
     local = LocalProvider(s.settings.instance_path / "jieba")
-    return AiGateway([local, *build_servers(s.catalogue)], limits, s.breaker, s.call_slots)
+    return AiGateway([local, *servers], limits, s.breaker, s.call_slots)
+
+
+def find_moderator(catalogue: Catalogue, servers: Iterable[OpenAiCompatibleProvider]) -> Moderator | None:
+    """The first server of the catalogue that judges content and can be called; None where there is none."""
+    names = [name for name, config in catalogue.providers.items() if config.moderation_model and config.ready]
+    return next((server for server in servers if server.name in names[:1]), None)
 
 
 def build_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:

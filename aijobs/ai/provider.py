@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,6 +122,17 @@ class ConstraintRefused(CallFailed):
 
     def __init__(self, internal: str, facts: CallFacts) -> None:
         super().__init__("INTERNAL_CONFIG", internal, facts)
+
+
+class Moderator(Protocol):
+    """A provider's own judgement of texts, beside our rules."""
+
+    @property
+    def moderation_route(self) -> Route:
+        """Where it asks, for the usage row."""
+
+    def moderate(self, texts: Sequence[str], token: CancellationToken) -> frozenset[str]:
+        """The categories that it finds in the texts, as OpenAI names them. Raises `JobError`."""
 
 
 class AiProvider(Protocol):

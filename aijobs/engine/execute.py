@@ -5,7 +5,7 @@ No database session is open while a provider is called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -17,7 +17,9 @@ from aijobs.ai.cost import Cost, CostCalculator
 from aijobs.ai.gateway import AiGateway
 from aijobs.ai.items import schema_faults
 from aijobs.ai.output import read_answer
-from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest, Moderator, Route
+from aijobs.ai.safety import texts_of
+from aijobs.ai.tokens import estimate_tokens
 from aijobs.ai.usage import CallResult, UsageLog
 from aijobs.canonical import canonical_hash, find_faults
 from aijobs.clock import utc_now
@@ -52,7 +54,10 @@ class Execute:
         usage: UsageLog,
         costs: CostCalculator,
         guard: Guard,
+        moderator: Moderator | None = None,
     ) -> None:
+        """`moderator`: a provider that judges content too, where the operator has one."""
+        self._moderator = moderator
         self._database, self._lifecycle, self._gateway = database, lifecycle, gateway
         self._usage, self._costs, self._guard = usage, costs, guard
 
@@ -64,6 +69,7 @@ class Execute:
         """
         run.token.raise_if_cancelled()
         self._guard.check_input(run, resolved.input)
+        self._moderate(run, texts_of(resolved.input, identifiers=False), "input")
         if resolved.request is None:
             run.output = self._let_out(run, self._scripted(run, resolved.input))
             return
@@ -73,6 +79,7 @@ class Execute:
 
     def _let_out(self, run: Run, output: dict[str, Any]) -> dict[str, Any]:
         self._guard.check_output(run, output)
+        self._moderate(run, texts_of(output, identifiers=True), "output")
         return self._guard.redact_output(run, output)
 
     def _scripted(self, run: Run, job_input: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +88,32 @@ class Execute:
         answer = run.definition.script(job_input, run.claim.attempt_no, run.token)
         run.token.raise_if_cancelled()
         return _validated(run, job_input, answer)
+
+    def _moderate(self, run: Run, texts: Iterable[str], of: str) -> None:
+        """Have a provider judge the texts as well: a call like any other, with its row. `JobError` CONTENT_SAFETY_…
+
+        Where it doesn't answer the attempt has failed: who asked for the check would believe it done.
+        """
+        if self._moderator is None or not run.definition.security.content_safety_check:
+            return
+        asked = list(dict.fromkeys(text for text in texts if text.strip()))
+        self.open_call(run, self._moderator.moderation_route)
+        call = run.call
+        try:
+            found = self._moderator.moderate(asked, run.token)
+        except JobError as error:
+            self.fail_call(run, error)
+            raise
+        if call is not None:
+            self._close_moderation(call, sum(estimate_tokens(text) for text in asked))
+            run.call = None
+        self._guard.judge(run, found, of)
+
+    def _close_moderation(self, call: OpenCall, tokens: int) -> None:
+        counts = (tokens, 0, 0)
+        cost = self._cost(call.result.provider, call.result.model, counts, call.at)
+        result = replace(call.result, **_told(counts, cost), estimated=True, billed="yes", latency_ms=call.watch.ms)
+        self._database.write(lambda session: self._usage.close(session, call.usage_id, result))
 
     def _ask(self, run: Run, request: GenerateRequest, routes: Sequence[Route]) -> tuple[str, str]:
         answer = self._gateway.generate(request, routes, run.token, _Ledger(self, run))

@@ -90,7 +90,8 @@ def open_live(sqlite_kit: Kit) -> Iterator[LiveOpener]:
             )
             routes = tuple(Route(each.name, "m1") for each in configs)
             router = ModelRouter({"d": routes}, "d", {"user_deepseek_key": routes[:1]})
-            stage = stack.enter_context(open_stage(kit, gateway=gateway, router=router))
+            moderator = providers[0] if configs[0].moderation_model else None
+            stage = stack.enter_context(open_stage(kit, gateway=gateway, router=router, moderator=moderator))
             job_type = stage.define(flashcard_generation.DEFINITION, delay=10)
             return Live(stage, llm, breaker, job_type)
 

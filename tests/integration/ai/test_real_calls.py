@@ -262,6 +262,51 @@ def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOp
     assert max(sum(begin < at < end - slack for begin, end in spans) for at, _ in spans) <= 2
 
 
+# --- a provider's own judgement ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("category", "code"),
+    [
+        ("violence", "CONTENT_SAFETY_BLOCKED"),
+        ("self-harm", "CONTENT_SAFETY_BLOCKED"),
+        ("self-harm/intent", "CONTENT_SAFETY_SELF_HARM"),
+        ("a category of tomorrow", "CONTENT_SAFETY_BLOCKED"),
+    ],
+)
+def test_what_the_moderation_finds_in_the_input_is_never_worked_on(
+    open_live: LiveOpener, category: str, code: str
+) -> None:
+    live = open_live(moderation_model="judge")
+    live.llm.flag("osmosis", category)
+    job = live.run(Answer())
+    assert (job.error_code, live.llm.calls) == (code, [])
+    (row,) = live.stage.usage(job.id)
+    assert (row["model"], row["state"], row["estimated"], row["error_code"]) == ("judge", "done", True, None)
+    assert "tomorrow" not in live.stage.kit.row(job.id)["internal_error_message"]
+
+
+def test_what_the_moderation_finds_in_the_output_is_paid_for_and_not_kept(open_live: LiveOpener) -> None:
+    live = open_live(moderation_model="judge")
+    live.llm.flag("{{c1::", "illicit")
+    job = live.run(Answer())
+    assert (job.error_code, len(live.llm.calls)) == ("CONTENT_SAFETY_BLOCKED", 1)
+    assert [(row["model"], row["state"]) for row in live.stage.usage(job.id)] == [
+        ("judge", "done"),
+        ("m1", "done"),
+        ("judge", "done"),
+    ]
+    assert live.stage.kit.row(job.id)["validated_output"] is None
+
+
+def test_a_moderation_that_does_not_answer_lets_nothing_through(open_live: LiveOpener) -> None:
+    live = open_live(moderation_model="judge")
+    live.llm.script(faults.server_error(), kind="moderation")
+    job = live.run(Answer())
+    assert (job.error_code, live.llm.calls) == ("PROVIDER_UNAVAILABLE", [])
+    assert [row["state"] for row in live.stage.usage(job.id)] == ["failed"] * 3
+
+
 # --- keys ----------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from aijobs.ai.gateway import AiGateway
-from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Moderator, Route
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
 from aijobs.db import ManualClock
@@ -200,7 +200,12 @@ class Delivery:
 
 @contextmanager
 def open_stage(
-    kit: Kit, *, gateway: AiGateway | None = None, router: ModelRouter | None = None, **watching: Any
+    kit: Kit,
+    *,
+    gateway: AiGateway | None = None,
+    router: ModelRouter | None = None,
+    moderator: Moderator | None = None,
+    **watching: Any,
 ) -> Iterator[Stage]:
     """A stage over the kit's services; `watching` are the watcher's seconds. The watcher runs.
 
@@ -248,6 +253,7 @@ def open_stage(
             usage,
             services.costs,
             build_guard(services.settings),
+            moderator,
         ),
         project=Project(services.database, services.lifecycle, services.registry),
         settle=Settle(

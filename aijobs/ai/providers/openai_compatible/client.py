@@ -5,8 +5,9 @@ Loaded by the first call, as it takes a second: who asks the built-in provider a
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -69,7 +70,7 @@ class ServerClient:
             received.status, received.request_id = whole.status, whole.request_id
             received.add(whole.completion)
         except openai.APIConnectionError as error:
-            raise _connection_failure(error, received) from None
+            raise _connection_failure(error, received.facts()) from None
         except openai.APIError as error:
             told = stream_failure(error.body, own_key=own_key)
             raise CallFailed(told.code, told.internal, received.facts()) from None
@@ -78,6 +79,19 @@ class ServerClient:
                 "PROVIDER_UNAVAILABLE", f"the call failed: {type(error).__name__}", received.facts()
             ) from None
         return received.answer(self._config.name)
+
+    async def moderate(self, texts: Sequence[str], seconds: float) -> frozenset[str]:
+        """The categories that the server's own moderation finds in the texts. `CallFailed`; `TimeoutError`."""
+        client = self._open_client().with_options(api_key=self._config.key or "none", max_retries=0)
+        try:
+            async with asyncio.timeout(min(seconds, self._config.first_data_s)):
+                answer = await client.moderations.create(model=self._config.moderation_model or "", input=list(texts))
+        except _Refused as refused:
+            raise failure_of(refused.error, own_key=False, constrained=False) from None
+        except openai.APIConnectionError as error:
+            raise _connection_failure(error, CallFacts()) from None
+        found = [result.categories.to_dict() for result in answer.results if result.flagged]
+        return frozenset(name for categories in found for name, hit in categories.items() if hit)
 
     def _open_client(self) -> openai.AsyncOpenAI:
         """Made on the loop's thread by the first call, and kept: connections are used again."""
@@ -139,7 +153,8 @@ class _Whole(Exception):
 async def _admit(response: httpx2.Response) -> None:
     """Let a stream through, bounded; read of anything else what is enough to tell what it is."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status_code == 200 and kind == "text/event-stream":
+    moderated = kind == "application/json" and response.request.url.path.endswith("/moderations")
+    if response.status_code == 200 and (moderated or kind == "text/event-stream"):
         response.stream = _Bounded(response.stream)
         return
     whole = response.status_code == 200 and kind == "application/json"
@@ -196,10 +211,10 @@ def _request_id(response: Any) -> str | None:
     return str(found) if found else None
 
 
-def _connection_failure(error: openai.APIConnectionError, received: Received) -> CallFailed:
+def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:
     """A connection that wasn't opened costs nothing; one that was lost may have, as the request was on its way."""
     cause = error.__cause__
     what = type(cause or error).__name__
     if isinstance(cause, _BEFORE_SENDING):
         return CallFailed("PROVIDER_UNAVAILABLE", f"not connected: {what}", CallFacts(billed="no"))
-    return CallFailed("PROVIDER_CONNECTION_LOST", f"the connection was lost: {what}", received.facts())
+    return CallFailed("PROVIDER_CONNECTION_LOST", f"the connection was lost: {what}", facts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, wait
 from typing import TYPE_CHECKING
 
 from aijobs.ai.catalogue import ProviderConfig
-from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest
+from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.providers.openai_compatible.call import Limits, Received
 from aijobs.ai.providers.openai_compatible.loop import LoopThread
 from aijobs.errors import JobError
@@ -52,6 +53,29 @@ class OpenAiCompatibleProvider:
             # as an error of the client holds the request, with the key and the notes in it.
             what = f"the answer could not be read: {type(error).__name__}"
             raise CallFailed("PROVIDER_STREAM_BROKEN", what, received.facts()) from None
+
+    @property
+    def moderation_route(self) -> Route:
+        """Where `moderate` asks."""
+        return Route(self.name, self._config.moderation_model or "")
+
+    def moderate(self, texts: Sequence[str], token: CancellationToken) -> frozenset[str]:
+        """The categories that this server's own moderation finds in the texts, as it names them.
+
+        Raises `CallFailed`, and whatever the token raises.
+        """
+        future = self._loop.submit(self._open_client().moderate(texts, token.remaining()))
+        token.on_cancel(future.cancel)
+        try:
+            return future.result()
+        except (CancelledError, TimeoutError):
+            token.raise_if_cancelled()
+            raise CallFailed("PROVIDER_TIMEOUT", "the moderation said nothing") from None
+        except CallFailed:
+            raise
+        except Exception as error:
+            why = f"the moderation's answer could not be read: {type(error).__name__}"
+            raise CallFailed("PROVIDER_UNAVAILABLE", why) from None
 
     def close(self) -> None:
         """Close the connections that are kept; the next call opens new ones."""
