@@ -125,8 +125,8 @@ def _assigned(text: str, before: int, after: int) -> tuple[int, int] | None:
     if bare is None:
         return None
     tight = text[after - 1] == "=" and start == after and not window.endswith((" ", "=", "!", "<", ">"))
-    if looks_random(bare[0]) or (len(bare[0]) >= 4 and (tight or scheme is not None)):
-        return bare.start(), bare.end()
+    if looks_random(bare[0]) or (len(bare[0].rstrip(".,:?")) >= 4 and (tight or scheme is not None)):
+        return bare.start(), bare.start() + len(bare[0].rstrip(".,:?"))
     return None
 
 

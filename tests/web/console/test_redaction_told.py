@@ -1,0 +1,30 @@
+"""A job's page tells what was masked in its input, and nothing of it."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from aijobs.ai.sensitive import FINDERS
+from aijobs.jobs.models import AiJobSnapshot
+from aijobs.web.console.words import REDACTION_WORDS
+from tests.web.console.stage import Stage
+
+
+@pytest.mark.parametrize(
+    ("language", "words", "nothing"),
+    [("en", "Mail addresses masked: 2", "nothing was masked"), ("zh", "已遮盖邮箱地址: 2", "没有需要遮盖的内容")],
+)
+def test_what_was_masked_is_told_in_both_languages(stage: Stage, language: str, words: str, nothing: str) -> None:
+    job_id = stage.queued()
+    console = stage.client("VIEWER", language)
+    assert nothing in console.soup(f"/console/jobs/{job_id}").find("main").get_text()
+    counted = update(AiJobSnapshot).where(AiJobSnapshot.job_id == job_id).values(redaction_counts={"email": 2})
+    stage.services.database.write(lambda session: session.execute(counted).rowcount)
+    page = console.soup(f"/console/jobs/{job_id}").find("main").get_text()
+    assert words in page
+    assert nothing not in page
+
+
+def test_every_rule_has_words() -> None:
+    assert set(REDACTION_WORDS) == {kind.lower() for kind, _ in FINDERS}
