@@ -28,6 +28,8 @@ class Call:
     status: int | None = None
     """The HTTP status that was sent; None where the connection ended before."""
     usage: dict[str, Any] | None = None
+    whole: bool = False
+    """Whether all that the step has to say was sent; not where either side ended the connection before."""
     left_after_s: float | None = None
     """When the client was seen to have left before the end of its answer; None where it stayed."""
     ended_after_s: float | None = None

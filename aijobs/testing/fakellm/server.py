@@ -35,7 +35,10 @@ class FakeLlm:
 
     `with FakeLlm() as llm:` serves at `llm.url` until the end of the block, and leaves no thread. Port 0 is any free
     one; `delta_s` seconds pass before each delta of a stream; `cache_dir` keeps the Chinese dictionary (None: a
-    temporary folder); `on_end` is called with each call that is over.
+    temporary folder). `on_request` is asked for the step of each chat call, for scripts that hang on what is in it:
+    None leaves the call to the scripts that were set. `on_end` is called with each call that is over.
+
+    Started again after a `stop`, it goes on with the same scripts and the same log.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class FakeLlm:
         port: int = 0,
         delta_s: float = 0.0,
         cache_dir: Path | None = None,
+        on_request: Callable[[Request], Step | None] | None = None,
         on_end: Callable[[Call], None] | None = None,
     ) -> None:
         self._port = port
         self._cache_dir = cache_dir
         self._delta_s = delta_s
+        self._on_request = on_request
         self._on_end = on_end
         self._ledger = Ledger()
         self._scripts = Scripts()
@@ -153,6 +158,7 @@ class FakeLlm:
             step = self._step_for(request, fault)
             self._ledger.note(call, step=step.name)
             step.play(exchange)
+            self._ledger.note(call, whole=True)
         except ClientLeft:
             handler.close_connection = True
             self._ledger.note(call, left_after_s=call.watch.seconds)
@@ -172,7 +178,8 @@ class FakeLlm:
         name = request.model.removeprefix(faults.MODEL_PREFIX)
         if request.kind == CHAT and name != request.model:
             return faults.build(name) if name in faults.FAULTS else faults.unknown_model()
-        scripted = self._scripts.take(request)
+        scripted = self._on_request(request) if self._on_request is not None and request.kind == CHAT else None
+        scripted = scripted or self._scripts.take(request)
         if scripted is not None:
             return scripted
         return Moderate(dict(self._flags)) if request.kind == MODERATION else Answer()

@@ -16,8 +16,10 @@ import pytest
 from aijobs.ai.notes import notes_from_text
 from aijobs.job_types.flashcard_generation import Output, check
 from aijobs.settings import PACKAGE
-from aijobs.testing.fakellm import Answer, FakeLlm, faults
+from aijobs.testing.fakellm import Answer, FakeLlm, Step, faults
 from aijobs.testing.fakellm.good import find_schema, smallest
+from aijobs.testing.fakellm.request import Request
+from tests.support.ports import free_port
 from tests.unit.testing.prompts import flashcard_input, flashcard_request
 from tests.unit.testing.wire import ask, read_completion, receive, send
 
@@ -273,6 +275,43 @@ def test_a_client_that_reads_to_the_end_has_not_left(llm: FakeLlm) -> None:
     assert content_of(llm, {**CHAT, "stream": True})
     (call,) = llm.wait_for_calls(1, ended=True)
     assert (call.client_left, call.key, call.body["model"], call.stream) == (False, "sk-test-0123456789", "dev-1", True)
+
+
+def test_the_log_tells_an_answer_that_went_out_whole_from_one_that_broke_off(llm: FakeLlm) -> None:
+    llm.script(faults.too_many_requests(), faults.short_body(), faults.close_after_work(), Answer())
+    for _ in range(4):
+        ask(llm.url, CHAT)
+    calls = llm.wait_for_calls(4, ended=True)
+    assert [(call.step, call.whole, call.usage is not None) for call in calls] == [
+        ("429", True, False),
+        ("short-body", False, True),
+        ("close-after-work", False, True),
+        ("answer", True, True),
+    ]
+
+
+def test_what_is_in_a_call_can_choose_its_answer_and_leave_others_to_the_scripts() -> None:
+    def choose(request: Request) -> Step | None:
+        return Answer("for apples") if "apples" in request.text() else None
+
+    apples = {**CHAT, "messages": [{"role": "user", "content": "apples, please"}]}
+    with FakeLlm(on_request=choose) as llm:
+        llm.script(Answer("scripted"))
+        assert content_of(llm, apples) == "for apples"
+        assert content_of(llm, CHAT) == "scripted"
+        assert content_of(llm, {**apples, "model": "fault:blank"}).isspace()
+
+
+def test_a_server_that_was_away_goes_on_with_its_log_and_its_scripts() -> None:
+    llm = FakeLlm(port=free_port())
+    with llm:
+        llm.script(Answer("one"), Answer("two"))
+        assert content_of(llm, CHAT) == "one"
+        url = llm.url
+    with llm:
+        assert llm.url == url
+        assert content_of(llm, CHAT) == "two"
+    assert [call.number for call in llm.calls] == [1, 2]
 
 
 def test_no_whole_key_leaves_the_process_not_even_one_in_a_prompt(llm: FakeLlm) -> None:
