@@ -138,6 +138,7 @@ def _month(at: datetime) -> datetime:
 
 
 _ONE: ColumnElement[Any] = literal(1).label("one")
+"""What the parts, of one row each, are joined by."""
 
 
 def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
