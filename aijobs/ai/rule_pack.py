@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ class RulePack:
     @classmethod
     def load(cls, extra: Path | None = None) -> RulePack:
         """The built-in packs, and `extra` on top. `SettingsError` names the file, the rule and what is wrong."""
-        pack = cls()
-        for path in (*sorted(BUILT_IN.glob("*.yaml")), *((extra,) if extra else ())):
-            pack.add(path.name, _read(path))
+        built_in = _built_in()
+        pack = cls(dict(built_in.rules), dict(built_in.contexts), dict(built_in.alike))
+        if extra is not None:
+            pack.add(extra.name, _read(extra))
         return pack
 
     def add(self, name: str, document: Any) -> None:
@@ -128,6 +130,14 @@ class RulePack:
             except ValueError as error:
                 raise SettingsError(f"{at}: {error}") from None
         return tuple(variants)
+
+
+@cache
+def _built_in() -> RulePack:
+    pack = RulePack()
+    for path in sorted(BUILT_IN.glob("*.yaml")):
+        pack.add(path.name, _read(path))
+    return pack
 
 
 def _read(path: Path) -> Any:
