@@ -24,6 +24,7 @@ from tests.chaos.evidence import count_open, find_open_jobs, gather
 from tests.chaos.faults import DROPPED, Faults
 from tests.chaos.ledger import read_lines
 from tests.chaos.plan import Plan, build_plan
+from tests.chaos.provider import Provider
 from tests.chaos.report import count_crashes, summary, timeline
 from tests.chaos.stage import SERVERS, Stage
 from tests.chaos.verdict import Broken, judge, judge_report, judge_roles
@@ -112,7 +113,7 @@ class Game:
         self.broken += judge_report(report, "at the end")
         if report.broker != "asked":
             self.broken.append(Broken(f"the broker was {report.broker} at the end"))
-        self.evidence = gather(services.database, self.stage.crash_folder / "ledger")
+        self.evidence = gather(services.database, self.stage.crash_folder / "ledger", self.stage.provider.bill)
         database_faults = any(fault.target == "database" for fault in self.plan.faults)
         self.broken += judge(self.evidence, self.driver.book, database_faults=database_faults)
         self.broken += judge_roles(self.stage.roles)
@@ -151,7 +152,8 @@ def keep(stage: Stage, plan: Plan, text: str, folder: Path | None) -> Path:
 def run(kind: str, plan: Plan, folder: Path | None) -> int:
     """One run; its exit code."""
     begin = time.monotonic()
-    with Stage(kind) as stage:
+    provider = Provider({action.create.number: action.create for action in plan.actions}.values())
+    with provider, Stage(kind, provider) as stage:
         sys.path.insert(0, str(stage.plug_in))
         game = Game(stage, plan, kind)
         game.times["start"] = time.monotonic() - begin

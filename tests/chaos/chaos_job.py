@@ -107,5 +107,6 @@ DEFINITION = d.JobDefinition(
     output=d.Output("1", Output),
     projector="chaos",
     prompt=d.PromptRef("chaos", "v1"),
+    route="built_in",
     production=False,
 )

@@ -16,8 +16,9 @@ from typing import Any
 
 from huey.bin.huey_consumer import consumer_main
 
-from aijobs.ai.provider import GenerateAnswer, GenerateRequest
+from aijobs.ai.provider import AiProvider, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.definitions import definition
 from aijobs.engine.execute import Execute
 from aijobs.engine.run import Run
@@ -26,13 +27,14 @@ from aijobs.queues.hueys import QueueStorage
 from tests.chaos import chaos_job, crashes, ledger
 from tests.chaos.crashes import CrashPoints
 from tests.chaos.faults import DROP_MARK, DROP_SHARE, DROPPED
+from tests.chaos.provider import with_row
 
 BACKOFF_SHARE = 4
 """Waits before a takeover are constants of the queues, for leases of a minute: ours are shorter, and so are they."""
 
 
-class LedgerProvider:
-    """Stands before the built-in provider and keeps the books; answers the chaos type's calls by their script."""
+class Books:
+    """Stands before the providers and keeps the books; answers the chaos type's calls by their script."""
 
     def __init__(self, points: CrashPoints, path: Path) -> None:
         self._points, self._path = points, path
@@ -43,18 +45,21 @@ class LedgerProvider:
         self._at_work.run = run
         return original(execute, run, resolved)
 
-    def generate(self, original: Callable[..., Any], local: LocalProvider, request: GenerateRequest, token: Any) -> Any:
-        """Wraps `LocalProvider.generate`."""
+    def ask(self, original: Callable[..., Any], provider: AiProvider, request: GenerateRequest, token: Any) -> Any:
+        """Wraps `generate` of a provider. What goes to a server says under which usage row, for the server's books."""
         run: Run = self._at_work.run
         assert run.call is not None, "a provider was asked before the usage row was there"
         whose = {"usage": run.call.usage_id, "job": run.claim.job_id, "attempt": run.claim.attempt_no}
         self._points.reach("before_call")
-        ledger.append(self._path, what=ledger.ASKED, **whose)
-        if request.job_type == chaos_job.JOB_TYPE:
+        ledger.append(self._path, what=ledger.ASKED, provider=provider.name, **whose)
+        if provider.name != NAME:
+            marked = replace(request.prompt, user=with_row(request.prompt.user, run.call.usage_id))
+            answer = original(provider, replace(request, prompt=marked), token)
+        elif request.job_type == chaos_job.JOB_TYPE:
             answer = self._scripted(request.input, run.claim.attempt_no, token)
         else:
-            answer = original(local, request, token)
-        ledger.append(self._path, what=ledger.ANSWERED, **whose)
+            answer = original(provider, request, token)
+        ledger.append(self._path, what=ledger.ANSWERED, provider=provider.name, **whose)
         self._points.reach("after_answer")
         self._points.reach("between_answer_and_save")
         return answer
@@ -102,9 +107,10 @@ def main() -> None:
         crashes.install_commits(points, "maintenance")
         crashes.install_maintenance(points)
     else:
-        provider = LedgerProvider(points, folder / "ledger")
-        crashes.wrap(Execute, "execute", provider.remember)
-        crashes.wrap(LocalProvider, "generate", provider.generate)
+        books = Books(points, folder / "ledger")
+        crashes.wrap(Execute, "execute", books.remember)
+        crashes.wrap(LocalProvider, "generate", books.ask)
+        crashes.wrap(OpenAiCompatibleProvider, "generate", books.ask)
         crashes.wrap(QueueStorage, "dequeue", lose_messages(folder))
         crashes.install_commits(points, "worker")
         crashes.install_worker(points)

@@ -35,11 +35,16 @@ from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 HTTP_TIMEOUT_S = 8.0
 KNOW_WITHIN_S = 10.0
 """How long an action waits to learn the job that it speaks of."""
+UNAVAILABLE = "PLATFORM_UNAVAILABLE"
 IN_THE_MIDDLE = timedelta(milliseconds=300)
 
 
 class NoAnswer(Exception):
     """What was asked may or may not have been done."""
+
+
+class Unavailable(Exception):
+    """What was asked was not done, as no provider is to be asked now."""
 
 
 @dataclass
@@ -52,6 +57,8 @@ class Promise:
     made: int = 0
     """Answers that said that this request made the job."""
     unanswered: int = 0
+    refused: int = 0
+    """Answers that no job was made, as no provider could be asked."""
     chain: list[str] = field(default_factory=list)
     """The job, then each retry of it that was answered."""
     notes: list[str] = field(default_factory=list)
@@ -93,7 +100,7 @@ class Book:
         """The newest job of a create's chain; waits for it a while. None where nobody was told one."""
         promise = self.of(create)
         with self._changed:
-            self._changed.wait_for(lambda: promise.chain or promise.unanswered, KNOW_WITHIN_S)
+            self._changed.wait_for(lambda: promise.chain or promise.unanswered or promise.refused, KNOW_WITHIN_S)
             return promise.chain[-1] if promise.chain else None
 
 
@@ -162,6 +169,12 @@ class Driver:
                 promise.unanswered += action.kind in ("create", "repeat")
 
             self.book.note(action, f"no answer ({lost})", unanswered)
+        except Unavailable:
+
+            def refused(promise: Promise) -> None:
+                promise.refused += action.kind in ("create", "repeat")
+
+            self.book.note(action, "refused (no provider)", refused)
 
     def _create(self, action: Action) -> None:
         create = action.create
@@ -194,6 +207,8 @@ class Driver:
         except ApiError as refused:
             if refused.code == "SERVICE_BUSY":
                 raise NoAnswer(refused.code) from refused
+            if refused.code == UNAVAILABLE:
+                raise Unavailable from refused
             raise
         return made.job.id, made.created
 
@@ -245,7 +260,9 @@ class Driver:
     def _post(
         self, path: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Status and JSON body. `NoAnswer` where the server is away, or says that it is in trouble itself."""
+        """Status and JSON body. `NoAnswer` where the server is away, or says that it is in trouble itself;
+        `Unavailable` where it says that a provider is.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HTTP_TIMEOUT_S)
         try:
             data = json.dumps(body) if body is not None else None
@@ -257,6 +274,8 @@ class Driver:
             raise NoAnswer(type(error).__name__) from error
         finally:
             connection.close()
+        if answer.status == 503 and UNAVAILABLE.encode() in text:
+            raise Unavailable
         if answer.status >= 500:
             raise NoAnswer(f"HTTP {answer.status}")
         return answer.status, json.loads(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from aijobs.jobs.status import OPEN
 from aijobs.learning.models import Flashcard
 from aijobs.outbox.models import PENDING, PROCESSING, OutboxEvent
 from tests.chaos.ledger import Call, read_calls
+from tests.chaos.provider import Billed
 
 
 @dataclass
 class Evidence:
-    """Rows by job id, and the ledger by usage row."""
+    """Rows by job id, the workers' ledger by usage row, and the server's bill."""
 
     jobs: dict[str, AiJob]
     history: dict[str, list[AiJobEvent]]
@@ -29,6 +30,12 @@ class Evidence:
     artifacts: dict[str, int]
     business_rows: dict[str, int]
     calls: dict[str, Call]
+    bill: list[Billed]
+
+    @property
+    def rows(self) -> dict[str, AiUsageLog]:
+        """Usage rows by their own id."""
+        return {row.id: row for of_job in self.usage.values() for row in of_job}
 
     def calls_of(self, job_id: str) -> list[Call]:
         """The job's provider calls, by attempt."""
@@ -39,8 +46,8 @@ class Evidence:
         return {job.parent_job_id: job for job in self.jobs.values() if job.parent_job_id is not None}
 
 
-def gather(database: Database, ledger: Path) -> Evidence:
-    """Everything that there is."""
+def gather(database: Database, ledger: Path, bill: Callable[[], list[Billed]]) -> Evidence:
+    """Everything that there is. The bill is read last: whatever a row says of a call was so before."""
     with database.read() as session:
         jobs = {job.id: job for job in session.execute(select(AiJob).order_by(AiJob.id)).scalars()}
         history = _by_job(session.execute(select(AiJobEvent).order_by(AiJobEvent.job_id, AiJobEvent.seq)).scalars())
@@ -50,7 +57,7 @@ def gather(database: Database, ledger: Path) -> Evidence:
             events[event.aggregate_id].append(event)
         artifacts = session.execute(select(AiJobArtifact.job_id, func.count()).group_by(AiJobArtifact.job_id))
         cards = session.execute(select(Flashcard.job_id, func.count()).group_by(Flashcard.job_id))
-        return Evidence(
+        evidence = Evidence(
             jobs,
             history,
             usage,
@@ -58,7 +65,10 @@ def gather(database: Database, ledger: Path) -> Evidence:
             dict(artifacts.tuples().all()),
             dict(cards.tuples().all()),
             read_calls(ledger),
+            [],
         )
+    evidence.bill = bill()
+    return evidence
 
 
 def count_open(database: Database) -> dict[str, int]:

@@ -39,7 +39,7 @@ class Faults:
         self._stage, self._driver = stage, driver
         self.done: Counter[str] = Counter()
         """How often each kind was performed; a process that was just restarting can't be hurt, and isn't counted."""
-        self._one_at_a_time = {"broker": threading.Lock(), "database": threading.Lock()}
+        self._one_at_a_time = {name: threading.Lock() for name in ("broker", "database", "provider")}
 
     def perform(self, fault: Fault) -> None:
         """Do it, and undo it after its time."""
@@ -52,6 +52,7 @@ class Faults:
             "flush": self._flush,
             "stop": self._stop,
             "drop": self._drop,
+            "outage": self._outage,
         }
         with self._one_at_a_time.get(fault.target) or nullcontext():
             happened = how[fault.kind](fault)
@@ -63,6 +64,8 @@ class Faults:
         crashes.disarm(self._stage.crash_folder)
         for name in self._stage.roles:
             self._stage.signal(name, signal.SIGCONT)
+        self._stage.provider.is_out = False
+        self._stage.provider.start()
         self._stage.valkey.ensure_running()
         if isinstance(self._stage.databases, Server):
             self._stage.databases.ensure_running()
@@ -153,7 +156,19 @@ class Faults:
             return False  # It is away, and comes back empty.
         return True
 
+    def _outage(self, fault: Fault) -> bool:
+        """The provider turns everybody away, which opens its breaker."""
+        self._stage.provider.is_out = True
+        time.sleep(fault.lasts)
+        self._stage.provider.is_out = False
+        return True
+
     def _stop(self, fault: Fault) -> bool:
+        if fault.target == "provider":
+            self._stage.provider.stop()
+            time.sleep(fault.lasts)
+            self._stage.provider.start()
+            return True
         server = self._server(fault.target)
         server.stop()
         time.sleep(fault.lasts)

@@ -1,4 +1,4 @@
-"""The provider's own books: a line before each call and one after it, whole and in the file before anything goes on.
+"""The workers' books: a line before each provider call and one after it, whole and in the file before anything goes on.
 
 A process that dies leaves the lines that it wrote, so that every call that was made is known, whatever the database
 says of it.
@@ -33,21 +33,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Call:
-    """One provider call as the provider saw it, by its usage row."""
+    """One provider call as the worker that made it saw it, by its usage row."""
 
     usage_id: str
     job_id: str
     attempt_no: int
+    provider: str = "local"
     asked: int = 0
     answered: int = 0
     lines: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_calls(path: Path) -> dict[str, Call]:
-    """Every call in the ledger, by usage row."""
+    """Every call in the ledger, by usage row, in the order in which they were made."""
     calls: dict[str, Call] = {}
     for line in read_lines(path):
-        call = calls.setdefault(line["usage"], Call(line["usage"], line["job"], line["attempt"]))
+        call = calls.setdefault(line["usage"], Call(line["usage"], line["job"], line["attempt"], line["provider"]))
         call.asked += line["what"] == ASKED
         call.answered += line["what"] == ANSWERED
         call.lines.append(line)

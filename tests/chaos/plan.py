@@ -23,7 +23,9 @@ MAINTENANCE = ("maintenance-1", "maintenance-2")
 WEB = "web"
 QUEUE_KEYS = tuple(queue_key(name) for name in ("ai-interactive", "ai-background"))
 
-SYNTHETIC, CHAOS, FLASHCARDS = "synthetic", "chaos", "flashcard_generation"
+SYNTHETIC, CHAOS, SERVED, FLASHCARDS = "synthetic", "chaos", "served", "flashcard_generation"
+SHARES = {SYNTHETIC: 25, CHAOS: 25, SERVED: 32, FLASHCARDS: 18}
+"""Of each type of job: for every second one a server is asked."""
 
 NOTES = (
     "Osmosis is the movement of water across a partially permeable membrane. Pure water boils at 100 °C at sea level. "
@@ -37,9 +39,11 @@ class Script:
     """A way for a job to go: its calls, and the codes it may fail with by itself (none: it succeeds)."""
 
     name: str
-    calls: tuple[Mapping[str, Any], ...]
+    calls: tuple[Mapping[str, Any], ...] = ()
     fails_with: str | None = None
     projector_raises: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()
+    """Where a server is asked: what it does at each call, by its name in `provider.STEPS`; the last again and again."""
 
 
 def _sleeps(name: str, ms: int) -> Script:
@@ -64,6 +68,33 @@ CHAOS_SCRIPTS = (
 )
 
 
+def _served(name: str, *answers: str, fails_with: str | None = None, raises: tuple[int, ...] = ()) -> Script:
+    return Script(name, fails_with=fails_with, projector_raises=raises, answers=answers or (name,))
+
+
+SERVED_SCRIPTS = (
+    (4, _served("good")),
+    (5, _served("slow")),
+    (2, _served("slower than a lease")),
+    *((1, _served(f"{fault} once", fault, "good")) for fault in ("429", "500", "503", "reset", "blank", "truncated")),
+    *((1, _served(f"{fault} once", fault, "slow")) for fault in ("prose", "cut stream", "stall", "hang")),
+    (2, _served("reset mid-body once", "reset mid-body", "good")),
+    (2, _served("close after work once", "close after work", "slow")),
+    (1, _served("503, 429 and 500", "503", "429", "500", "good")),
+    (1, _served("always 503", "503", fails_with="PROVIDER_UNAVAILABLE")),
+    (1, _served("filtered", "content filter", fails_with="CONTENT_SAFETY_PROVIDER")),
+    (1, _served("served, projected at the second try", "good", raises=(1,))),
+)
+CARD_SCRIPTS = (
+    (3, _served("good")),
+    (3, _served("slow cards")),
+    *((1, _served(f"{fault} once", fault, "good")) for fault in ("truncated", "blank", "close after work")),
+    # What a second route is for: it answers in the same attempt.
+    *((1, _served(f"always {fault}", fault)) for fault in ("503", "429", "hang")),
+)
+SCRIPTS = {SYNTHETIC: COMMON_SCRIPTS, CHAOS: CHAOS_SCRIPTS, SERVED: SERVED_SCRIPTS, FLASHCARDS: CARD_SCRIPTS}
+
+
 @dataclass(frozen=True)
 class Create:
     """A job to be asked for. `number` names it, also in its target id."""
@@ -81,16 +112,24 @@ class Create:
         return f"c{self.number}"
 
     @property
+    def is_served(self) -> bool:
+        """Whether a server is asked."""
+        return self.job_type in (SERVED, FLASHCARDS)
+
+    @property
     def input(self) -> dict[str, Any]:
         """The job's input, the same at each repeat."""
         calls = [dict(call) for call in self.script.calls]
         if self.job_type == SYNTHETIC:
             return {"calls": [{**call, "artifacts": self.size} for call in calls]}
+        if self.job_type == SERVED:
+            raises = list(self.script.projector_raises)
+            return {"note": self.target_id, "items": self.size, "projector_raises": raises}
         if self.job_type == CHAOS:
             return {"items": self.size, "calls": calls, "projector_raises": list(self.script.projector_raises)}
         return {
             "lang": "en",
-            "source": {"id": self.target_id, "title": "Biology"},
+            "source": {"id": self.target_id, "title": f"note {self.target_id}"},
             "segments": [{"sid": "p1", "text": NOTES}],
             "options": {"max_cards": self.size, "card_types": ["basic", "cloze"]},
         }
@@ -189,11 +228,9 @@ def _repeats(rng: random.Random) -> list[float]:
 
 
 def _create(rng: random.Random, number: int) -> Create:
-    job_type = rng.choices((SYNTHETIC, CHAOS, FLASHCARDS), (35, 50, 15))[0]
-    scripts = CHAOS_SCRIPTS if job_type == CHAOS else COMMON_SCRIPTS
+    job_type = rng.choices(list(SHARES), list(SHARES.values()))[0]
+    scripts = SCRIPTS[job_type]
     script = rng.choices([s for _, s in scripts], [weight for weight, _ in scripts])[0]
-    if job_type == FLASHCARDS:
-        script = Script("notes", ())
     key = f"key:{number} %" + rng.choice(("a", "ä", "中")) if rng.random() < 0.6 else None
     # Headers carry Latin-1 at most.
     key = f"key-{number}" if key is not None and job_type == FLASHCARDS else key
@@ -235,6 +272,8 @@ def _deck(rng: random.Random, database_kind: str) -> Iterator[tuple[str, str, fl
     yield "stop", "broker", rng.uniform(0.5, 3.0), 0
     yield "freeze", "broker", rng.uniform(0.5, 3.0), 0
     yield "drop", "messages", rng.uniform(2.0, 4.0), 0
+    yield "stop", "provider", rng.uniform(0.5, 2.0), 0
+    yield "outage", "provider", rng.uniform(1.0, 3.0), 0
     if database_kind != "sqlite":
         yield "stop", "database", rng.uniform(0.1, 1.5), 0
         yield "kill", "database", rng.uniform(0.1, 1.0), 0

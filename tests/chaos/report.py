@@ -12,6 +12,7 @@ from tests.chaos.driver import Book
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import Faults
 from tests.chaos.plan import Plan
+from tests.chaos.provider import NAME
 
 WIDTH = 118
 
@@ -50,6 +51,13 @@ def summary(
         ("restarts", _counted(restarts)),
         ("jobs", f"{len(evidence.jobs)}: {_counted(ends)}"),
         ("calls", f"{len(calls)} made, {sum(c.answered for c in calls)} answered; usage rows: {_counted(states)}"),
+        ("server", f"{len(evidence.bill)} requests: {_counted(Counter(billed.step for billed in evidence.bill))}"),
+        ("billed", _billed(evidence)),
+        (
+            "breaker",
+            f"opened {log.count('breaker.opened')}, attempts postponed {log.count('job.postponed')}, "
+            f"creates refused {sum(promise.refused for promise in book.promises.values())}",
+        ),
         (
             "recovery",
             f"takeovers {sum(j.lost_count for j in jobs)}, given back {_types(evidence, 'released')}, "
@@ -59,6 +67,19 @@ def summary(
         ("tracebacks", str(log.count("Traceback (most recent call last)"))),
     ]
     return "\n".join(_wrapped(name, text) for name, text in lines)
+
+
+def _billed(evidence: Evidence) -> str:
+    """What the rows of the server's calls say of the bill, and of what is open the part that the server counted."""
+    rows = [row for row in evidence.rows.values() if row.provider == NAME]
+    counted = {billed.usage_id for billed in evidence.bill if billed.counted is not None}
+    possibly = [row.id for row in rows if row.billed == "unknown"]
+    told = Counter(row.billed for row in rows)
+    return (
+        f"yes {told['yes']}, no {told['no']}, possibly {len(possibly)}, of which the server counted "
+        f"{len(counted.intersection(possibly))}; answered whole {sum(b.answered for b in evidence.bill)}, "
+        f"left by the client {sum(b.left for b in evidence.bill)}"
+    )
 
 
 def _wrapped(name: str, text: str) -> str:
@@ -81,7 +102,13 @@ def timeline(evidence: Evidence, book: Book, job_id: str) -> str:
         entries.append((row.created_at, f"event    {row.dedupe_key[-60:]}: {state}, due {_clock(row.available_at)}"))
     for usage in evidence.usage[job_id]:
         closed = f"{usage.state} at {_clock(usage.finished_at)}"
-        entries.append((usage.started_at, f"usage    {usage.id} attempt {usage.attempt_no}: {closed}"))
+        call_no = f"{usage.attempt_no}.{usage.call_no} {usage.provider}, billed {usage.billed}"
+        entries.append((usage.started_at, f"usage    {usage.id} call {call_no}: {closed} {usage.error_code or ''}"))
+    own = {usage.id for usage in evidence.usage[job_id]}
+    for billed in evidence.bill:
+        if billed.usage_id in own and billed.at is not None:
+            how = "answered" if billed.answered else "left by the client" if billed.left else f"status {billed.status}"
+            entries.append((billed.at, f"server   {billed.request_id} {billed.step}: {how}"))
     for call in evidence.calls_of(job_id):
         for line in call.lines:
             at = datetime.fromtimestamp(line["at"], UTC)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import provider
 from tests.chaos.plan import MAINTENANCE, WEB, WORKERS
+from tests.chaos.provider import Provider
 from tests.support.databases import Databases, MariaDbServer, PostgresServer, SqliteDatabases
 from tests.support.polling import poll
 from tests.support.ports import free_port
@@ -38,7 +40,25 @@ SHORT_TIMES = {
     "AIJOBS_HANDOVER_DELAY_S": "0.5",
     "AIJOBS_SHUTDOWN_GRACE_S": "1",
     "AIJOBS_WATCHER_S": "0.2",
+    "AIJOBS_BREAKER_FAILURES": "3",
+    "AIJOBS_BREAKER_OPEN_S": "0.7",
+    "AIJOBS_PROVIDER_PATIENCE_S": "8",
 }
+PROVIDERS = """
+[provider.{name}]
+base_url = "{url}/v1"
+models = ["{model}"]
+prices_as = "deepseek"
+max_concurrent_calls = 30
+connect_s = 1
+first_data_s = {limit_s}
+idle_s = {limit_s}
+
+[routes]
+default = ["{name}/{model}", "local/local-extractive-v1"]
+served = ["{name}/{model}"]
+built_in = ["local/local-extractive-v1"]
+"""
 
 
 class ThreadedRun(Run):
@@ -91,13 +111,16 @@ class Role:
 class Stage:
     """Use as a context manager: nothing is left afterwards, whatever happened."""
 
-    def __init__(self, kind: str) -> None:
-        """`kind` of database. `ServerMissing` where its program or the broker's isn't on this machine."""
+    def __init__(self, kind: str, provider: Provider) -> None:
+        """`kind` of database; `provider` is at work already, and its user's to end. `ServerMissing` where the
+        database's program or the broker's isn't on this machine.
+        """
+        self.provider = provider
         self.run = ThreadedRun()
         try:
             self.folder = self.run.new_folder("chaos")
             self.plug_in = self.folder / "plug-in"
-            """On the path of every process of the run: it makes the chaos job type known."""
+            """On the path of every process of the run: it makes the chaos job types known."""
             self.crash_folder = self.run.new_folder("points")
             self.databases = SERVERS[kind](self.run)
             self.valkey = ValkeyServer(self.run)
@@ -132,7 +155,7 @@ class Stage:
         self.env = self._environment(self.databases.create_database(prepare_database))
         for name in (*WORKERS, *MAINTENANCE):
             queue = name.partition("-")[0]
-            threads = "2" if queue == "interactive" else "1"
+            threads = "1" if queue == "maintenance" else "2"
             command = [sys.executable, "-m", "tests.chaos.consumer", f"aijobs.workers.{queue}", "-w", threads]
             self.roles[name] = Role(name, command)
         self.roles[WEB] = Role(WEB, self._web_command())
@@ -163,17 +186,27 @@ class Stage:
             "AIJOBS_SECRET_KEY": "s" * 32,
             "AIJOBS_JWT_SECRET": "j" * 32,
             "AIJOBS_USER_ACTIVE_JOBS": "0",
+            "AIJOBS_PROVIDERS": str(self._providers_file()),
+            f"AIJOBS_{provider.NAME.upper()}_API_KEY": "sk-chaos-0123456789abcdef",
             "CHAOS_FOLDER": str(self.crash_folder),
             "PYTHONPATH": f"{self._plug_in(self.plug_in)}:{ROOT}",
             **SHORT_TIMES,
         }
 
+    def _providers_file(self) -> Path:
+        path = self.folder / "providers.toml"
+        names = {"name": provider.NAME, "model": provider.MODEL, "limit_s": provider.LIMIT_S}
+        path.write_text(PROVIDERS.format(url=self.provider.url, **names))
+        return path
+
     def _plug_in(self, folder: Path) -> Path:
-        """Fill `folder` with what an installed package with our job type would bring: its entry point."""
+        """Fill `folder` with what an installed package with our job types would bring: its entry points."""
         metadata = folder / "aijobs_chaos-1.dist-info"
         metadata.mkdir(parents=True)
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: aijobs-chaos\nVersion: 1\n")
-        (metadata / "entry_points.txt").write_text("[aijobs.job_types]\nchaos = tests.chaos.chaos_job\n")
+        (metadata / "entry_points.txt").write_text(
+            "[aijobs.job_types]\nchaos = tests.chaos.chaos_job\nserved = tests.chaos.served_job\n"
+        )
         return folder
 
     def _web_command(self) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,22 +13,27 @@ import pytest
 from aijobs.ai.models import AiUsageLog
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.outbox.models import OutboxEvent
+from tests.chaos.broken import Broken
 from tests.chaos.driver import Book
 from tests.chaos.evidence import Evidence
 from tests.chaos.ledger import Call
-from tests.chaos.plan import CHAOS, Action, Create, Script
+from tests.chaos.plan import CHAOS, SERVED, Action, Create, Script
+from tests.chaos.provider import NAME, Billed
 from tests.chaos.stage import Role
-from tests.chaos.verdict import Broken, judge, judge_roles
+from tests.chaos.verdict import judge, judge_roles
 from tests.support.rows import build_call, build_event, build_history, build_job, ended
 
 OK = Script("quick", ({"sleep_ms": 1},))
 CREATE = Create(0, CHAOS, "u1", "key-0", OK, 2, 40)
+SERVED_CREATE = Create(0, SERVED, "u1", "key-0", Script("good", answers=("good",)), 2, 40)
+TOKENS = {"prompt_tokens": 10, "completion_tokens": 5}
 
 
 class Case:
     """One create and its job, which succeeded with two items for one provider call."""
 
     def __init__(self, create: Create = CREATE) -> None:
+        self.create = create
         self.job = self.add_job(artifact_count=2, **ended("succeeded"))
         self.usage = build_call(self.job, id="usage-1")
         self.call = Call("usage-1", self.job.id, 1, asked=1, answered=1)
@@ -43,16 +50,18 @@ class Case:
         self.artifacts = {self.job.id: 2}
         self.cards = {self.job.id: 2}
         self.calls = {"usage-1": self.call}
+        self.bill: list[Billed] = []
 
-    @staticmethod
-    def add_job(**fields: Any) -> AiJob:
+    def add_job(self, **fields: Any) -> AiJob:
         """A job of the create, with the counters that the database would have filled in."""
-        counters = {"retry_count": 0, "lost_count": 0, "artifact_count": 0}
-        return build_job(job_type=CHAOS, target_id=CREATE.target_id, **{**counters, **fields})
+        counters = {"retry_count": 0, "lost_count": 0, "artifact_count": 0, "max_retry_count": 4}
+        return build_job(job_type=self.create.job_type, target_id=CREATE.target_id, **{**counters, **fields})
 
     def judge(self, *, database_faults: bool = False) -> list[str]:
         """What is found broken."""
-        evidence = Evidence(self.jobs, self.history, self.rows, self.events, self.artifacts, self.cards, self.calls)
+        evidence = Evidence(
+            self.jobs, self.history, self.rows, self.events, self.artifacts, self.cards, self.calls, self.bill
+        )
         return [broken.what for broken in judge(evidence, self.book, database_faults=database_faults)]
 
     def fail(self, code: str, **fields: Any) -> None:
@@ -63,8 +72,36 @@ class Case:
             setattr(self.job, name, value)
 
 
+class ServedCase(Case):
+    """The same with a server for its provider, which has the call on its bill."""
+
+    def __init__(self, create: Create = SERVED_CREATE) -> None:
+        super().__init__(create)
+        self.call.provider = NAME
+        self.usage.provider, self.usage.request_id, self.usage.http_status = NAME, "fake-1", 200
+        self.bill = [self.bill_of("usage-1")]
+
+    def bill_of(self, usage_id: str | None, number: int = 1, **fields: Any) -> Billed:
+        """What the server has of a call, which it answered whole."""
+        told = {"step": "good", "status": 200, "counted": TOKENS, "whole": True, "at": self.usage.started_at}
+        return Billed(number, usage_id, self.job.target_id, **{**told, **fields})
+
+    def change_bill(self, **fields: Any) -> None:
+        """Let the server say something else of its one call."""
+        self.bill = [replace(self.bill[0], **fields)]
+
+    def call_again(self, usage_id: str, attempt_no: int, *, asked: int = 1, **fields: Any) -> None:
+        """Another call, that gave no answer: on the row, in the ledger, and on the bill."""
+        row = {"provider": NAME, "state": "failed", "billed": "unknown", **fields}
+        self.rows[self.job.id].append(build_call(self.job, id=usage_id, attempt_no=attempt_no, **row))
+        self.calls[usage_id] = Call(usage_id, self.job.id, attempt_no, provider=row["provider"], asked=asked)
+        if row["provider"] == NAME:
+            self.bill.append(self.bill_of(usage_id, 2, step="hang", status=None, counted=None, whole=False))
+
+
 def test_sound_evidence_is_left_alone() -> None:
     assert Case().judge() == []
+    assert ServedCase().judge() == []
 
 
 def _ask_again_after_saving(case: Case) -> None:
@@ -121,6 +158,81 @@ def test_a_broken_promise_is_found(name: str) -> None:
     case = Case()
     breaks(case)
     assert any(says in what for what in case.judge()), case.judge()
+
+
+def _asked_again_of_the_server(case: ServedCase) -> None:
+    """By the server's log alone: the worker's own books say nothing of it."""
+    case.call_again("usage-2", 2)
+    del case.calls["usage-2"]
+
+
+def _asked_after_its_answer(case: ServedCase) -> None:
+    case.call_again("usage-2", 1, provider="local")
+
+
+SERVED_BREAKS: dict[str, tuple[Callable[[ServedCase], Any], str]] = {
+    "request without row": (lambda c: c.bill.append(c.bill_of("usage-9", 2)), "have no usage row"),
+    "request that nobody knows": (lambda c: c.bill.append(c.bill_of(None, 2)), "have no usage row"),
+    "two requests, one row": (lambda c: c.bill.append(c.bill_of("usage-1", 2)), "2 requests went out under one"),
+    "another job's notes": (lambda c: c.change_bill(note="c9"), "sent notes of c9 under a row for c0"),
+    "another provider's row": (lambda c: setattr(c.usage, "provider", "local"), "under a row for c0 at local"),
+    "row after the request": (
+        lambda c: c.change_bill(at=c.usage.started_at - timedelta(milliseconds=1)),
+        "before its usage row was there",
+    ),
+    "another request's name": (lambda c: setattr(c.usage, "request_id", "fake-7"), "names request fake-7"),
+    "a name for no request": (lambda c: c.bill.clear(), "names request fake-1, and the server calls it None"),
+    "another status": (lambda c: setattr(c.usage, "http_status", 429), "was answered 429, and the server says 200"),
+    "billed and broken off": (lambda c: c.change_bill(whole=False), "the server gave no answer: good"),
+    "billed and turned away": (
+        lambda c: c.change_bill(step="503", status=503, counted=None),
+        "the server gave no answer: 503",
+    ),
+    "billed and never there": (lambda c: c.bill.clear(), "the server gave no answer: None"),
+    "free and worked for": (lambda c: setattr(c.usage, "billed", "no"), "cost nothing, and the server did the work"),
+    "other tokens": (lambda c: setattr(c.usage, "prompt_tokens", 20), "counts 20 and 5 tokens"),
+    "no price": (lambda c: setattr(c.usage, "cost_micros", None), "has no price"),
+    "bought again of the server": (_asked_again_of_the_server, "asked the server again: [1, 2]"),
+    "saved and not done": (lambda c: setattr(c.usage, "state", "failed"), "with no call that is done"),
+    "asked twice": (lambda c: c.call_again("usage-2", 1), "asked one provider twice in attempt 1"),
+    "asked on": (_asked_after_its_answer, "asked another provider in attempt 1, which had its answer"),
+    "gave up early": (lambda c: c.fail("PROVIDER_UNAVAILABLE", retry_count=3), "failed with PROVIDER_UNAVAILABLE"),
+    "failed of nothing": (lambda c: c.fail("INTERNAL_CONFIG", retry_count=4), "failed with INTERNAL_CONFIG"),
+    "lost once only": (lambda c: c.fail("PROVIDER_CONNECTION_LOST"), "failed with PROVIDER_CONNECTION_LOST"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED_BREAKS)
+def test_books_that_do_not_agree_with_the_servers_bill_are_found(name: str) -> None:
+    breaks, says = SERVED_BREAKS[name]
+    case = ServedCase()
+    breaks(case)
+    assert any(says in what for what in case.judge()), case.judge()
+
+
+def test_a_call_that_was_cut_off_may_be_on_the_bill_or_not_and_the_next_route_may_answer() -> None:
+    case = ServedCase()
+    case.usage.attempt_no = case.call.attempt_no = 1
+    case.usage.call_no, case.usage.provider, case.call.provider = 2, "local", "local"
+    case.usage.request_id = case.usage.http_status = None
+    case.bill.clear()
+    calls, case.calls = case.calls, {}
+    case.call_again("usage-0", 1)
+    case.calls |= calls
+    assert case.judge() == []
+    case.change_bill(counted=TOKENS, status=200, step="reset mid-body")
+    assert case.judge() == []
+
+
+def test_tries_that_are_used_up_explain_a_servers_failure() -> None:
+    case = ServedCase()
+    case.fail("PROVIDER_UNAVAILABLE", retry_count=4)
+    assert case.judge() == []
+    once = ServedCase()
+    once.fail("PROVIDER_CONNECTION_LOST", retry_count=1)
+    tried = AiJobEvent(job_id=once.job.id, type="retry_scheduled", attempt_no=1, error_code="PROVIDER_CONNECTION_LOST")
+    once.history[once.job.id].append(tried)
+    assert once.judge() == []
 
 
 def test_what_a_script_or_enough_lost_workers_explain_is_no_broken_promise() -> None:

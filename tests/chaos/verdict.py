@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
 
-from aijobs.ai.models import DONE, LOST, STARTED
+from aijobs.ai.models import DONE
 from aijobs.definitions.definition import QUEUES
+from aijobs.errors import Retried, describe
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, SUCCEEDED
 from aijobs.monitor.check import Report
 from aijobs.outbox.models import DEAD
+from tests.chaos.accounts import judge_accounts
+from tests.chaos.broken import Broken
 from tests.chaos.driver import Book, Promise
 from tests.chaos.evidence import Evidence
 from tests.chaos.plan import SYNTHETIC, Create
@@ -19,16 +22,15 @@ from tests.chaos.stage import Role
 
 DATABASE_CODES = ("INTERNAL_DATABASE", "INTERNAL_PROJECTION")
 """What an attempt may end with when the database went away under it, twice."""
+SERVER_CODES = (
+    *("PROVIDER_UNAVAILABLE", "PROVIDER_RATE_LIMITED", "PROVIDER_TIMEOUT", "PROVIDER_STREAM_BROKEN"),
+    *("PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "VALIDATION_TRUNCATED", "VALIDATION_OUTPUT_NOT_JSON"),
+)
+"""What a job may end with whose provider is a server, once all the tries that such a code has are used up: the server
+is away, workers are frozen while it speaks, and its script comes on top of that.
+"""
 GIVEN_UP = ("lease_lost", "released", "retry_scheduled", "cancelled", "failed")
 """How an attempt may end whose answer was paid for and not saved."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A promise that was not kept."""
-
-    what: str
-    job_ids: tuple[str, ...] = ()
 
 
 def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Broken]:
@@ -45,8 +47,7 @@ def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Brok
         found += _holder_alone_wrote(evidence, job)
         found += _results_once(evidence, job, asked[job.id])
         found += _paid_once(evidence, job)
-    found += _ledger_against_usage(evidence)
-    return found
+    return [*found, *judge_accounts(evidence)]
 
 
 def judge_report(report: Report, when: str) -> list[Broken]:
@@ -131,6 +132,9 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
     if job.error_code == "INTERNAL_NOT_DISPATCHED":
         return any(event.status == DEAD and event.attempt_count >= 3 for event in evidence.events[job.id])
     tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
+    if create.is_served and job.error_code in SERVER_CODES:
+        once = describe(job.error_code).retried is Retried.ONCE
+        return job.retry_count >= job.max_retry_count or (once and job.error_code in tried)
     # The one more try that such a code has may have been used up by the script itself.
     return database_faults and job.error_code in DATABASE_CODES and (job.error_code in tried or job.retry_count >= 2)
 
@@ -162,8 +166,14 @@ def _paid_once(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
     saved_at = next((event.attempt_no for event in history if event.type == "output_saved"), None)
     calls = evidence.calls_of(job.id)
     attempts = [call.attempt_no for call in calls]
-    if len(set(attempts)) != len(attempts):
-        yield Broken(f"asked the provider twice in one attempt: {attempts}", (job.id,))
+    for attempt_no, of_attempt in groupby(calls, lambda call: call.attempt_no):
+        asked = list(of_attempt)
+        if len({call.provider for call in asked}) != len(asked):
+            yield Broken(f"asked one provider twice in attempt {attempt_no}", (job.id,))
+        if any(call.answered for call in asked[:-1]):
+            yield Broken(f"asked another provider in attempt {attempt_no}, which had its answer", (job.id,))
+    if saved_at is not None and not _is_paid(evidence, job, saved_at):
+        yield Broken(f"saved an answer of attempt {saved_at} with no call that is done", (job.id,))
     if saved_at is not None and attempts and max(attempts) > saved_at:
         yield Broken(f"saved its answer at attempt {saved_at} and asked again: {attempts}", (job.id,))
     for call in calls:
@@ -172,19 +182,5 @@ def _paid_once(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
             yield Broken(f"has an answer of attempt {call.attempt_no} that nobody saved or gave up", (job.id,))
 
 
-def _ledger_against_usage(evidence: Evidence) -> Iterator[Broken]:
-    rows = {row.id: row for of_job in evidence.usage.values() for row in of_job}
-    for call in evidence.calls.values():
-        row = rows.get(call.usage_id)
-        if row is None or (row.job_id, row.attempt_no) != (call.job_id, call.attempt_no):
-            yield Broken("has a provider call without its usage row", (call.job_id,))
-        if call.asked != 1 or call.answered > 1:
-            yield Broken(f"has {call.asked} calls on one usage row", (call.job_id,))
-    for row in rows.values():
-        call_or_none = evidence.calls.get(row.id)
-        if row.state == STARTED:
-            yield Broken("has a usage row that was never closed", (row.job_id,))
-        if row.state == DONE and (call_or_none is None or not call_or_none.answered):
-            yield Broken("has a usage row that is done without an answer", (row.job_id,))
-        if call_or_none is None and row.state not in (LOST, "failed"):
-            yield Broken(f"has a usage row that is {row.state} and no call", (row.job_id,))
+def _is_paid(evidence: Evidence, job: AiJob, attempt_no: int) -> bool:
+    return any(row.attempt_no == attempt_no and row.state == DONE for row in evidence.usage[job.id])

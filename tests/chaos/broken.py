@@ -1,0 +1,13 @@
+"""What a verdict consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A promise that was not kept."""
+
+    what: str
+    job_ids: tuple[str, ...] = ()
