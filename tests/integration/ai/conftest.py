@@ -28,7 +28,7 @@ LOOP = LoopThread()
 
 
 def server_config(url: str, name: str = "acme", **changes: Any) -> ProviderConfig:
-    """A provider at `url` whose limits are short enough to wait for."""
+    """A provider at `url`. What is to run into a limit sets one that is short enough to wait for."""
     config = ProviderConfig(
         name=name,
         base_url=url + "/v1",
@@ -39,9 +39,9 @@ def server_config(url: str, name: str = "acme", **changes: Any) -> ProviderConfi
         prices_as="deepseek",
         max_concurrent_calls=0,
         moderation_model=None,
-        connect_s=1,
-        first_data_s=0.4,
-        idle_s=0.4,
+        connect_s=10,
+        first_data_s=30,
+        idle_s=30,
     )
     return replace(config, **changes)
 

@@ -9,11 +9,18 @@ import pytest
 from aijobs.errors import CODES
 from aijobs.testing.fakellm import faults
 from tests.contracts import documents
-from tests.integration.ai.conftest import Live
+from tests.integration.ai.conftest import LiveOpener
 
 TABLE = {row[0].strip("`"): row for row in documents.rows(documents.read("docs/faults.md")) if row[0].startswith("`")}
 QUICKER: dict[str, dict[str, Any]] = {"keep-alive-answer": {"every_s": 0.02}, "huge": {"megabytes": 1.2}}
 """Parameters that make a step as short as the limits of these tests."""
+LIMITS: dict[str, dict[str, float]] = {
+    "hang": {"first_data_s": 0.8},
+    "hang-after-headers": {"first_data_s": 0.8},
+    "keep-alive": {"first_data_s": 0.8},
+    "stall": {"idle_s": 0.5},
+}
+"""What a fault runs into. The others have time, whatever else this machine does."""
 NOT_AN_END = {"status", "drip"}
 """What is no fault by itself: a frame for others, and slowness."""
 
@@ -23,7 +30,8 @@ def test_every_fault_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_fault_comes_to_what_the_table_says(live: Live, name: str) -> None:
+def test_a_fault_comes_to_what_the_table_says(open_live: LiveOpener, name: str) -> None:
+    live = open_live(**LIMITS.get(name, {}))
     _, ends_with, calls, billed, _ = TABLE[name]
     job = live.run(faults.build(name, QUICKER.get(name)))
     assert (job.error_code or job.lifecycle_status) == ends_with

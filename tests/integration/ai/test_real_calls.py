@@ -18,9 +18,6 @@ from tests.integration.ai.conftest import KEY, Live, LiveOpener
 from tests.support.jobs import Kit
 from tests.support.polling import poll
 
-NEVER = 3600.0
-
-
 # --- time and cancel -----------------------------------------------------------------------------------------------
 
 
@@ -28,7 +25,7 @@ NEVER = 3600.0
 def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_ends(
     open_live: LiveOpener, step: Any
 ) -> None:
-    live = open_live(first_data_s=NEVER, idle_s=NEVER)
+    live = open_live()
     live.llm.script(step)
     job_id = live.new()
     delivery = live.stage.start(job_id)
@@ -44,9 +41,9 @@ def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_end
 
 
 def test_a_stream_that_never_ends_is_cut_at_the_attempts_deadline(open_live: LiveOpener) -> None:
-    live = open_live(first_data_s=NEVER, idle_s=NEVER)
+    live = open_live()
     job_type = live.stage.define(
-        flashcard_generation.DEFINITION, timeout_ms=1000, abort_strategy="fail", max_retries=2, delay=10
+        flashcard_generation.DEFINITION, timeout_ms=2500, abort_strategy="fail", max_retries=2, delay=10
     )
     job = live.run(faults.drip(0.1), job_type=job_type)
     assert (job.error_code, len(live.llm.calls)) == ("TIMEOUT", 1)
@@ -62,7 +59,7 @@ def test_a_keep_alive_is_no_progress(open_live: LiveOpener) -> None:
 
 
 def test_a_long_answer_shows_how_far_it_is(open_live: LiveOpener) -> None:
-    live = open_live(idle_s=NEVER)
+    live = open_live()
     seen: list[int] = []
     live.llm.script(Answer(delta_s=0.05, delta_chars=20))
     job_id = live.new()
@@ -124,7 +121,7 @@ def test_a_call_that_was_lost_after_it_was_paid_is_made_once_more_and_no_oftener
 
 
 def test_each_attempt_leaves_what_it_cost_though_only_the_last_was_of_use(open_live: LiveOpener) -> None:
-    live = open_live(name="deepseek")
+    live = open_live(name="deepseek", first_data_s=1)
     usage = {"prompt_tokens": 100, "completion_tokens": 50}
     job = live.run(
         Answer("[]", usage=usage, model="deepseek-flash"),
@@ -203,7 +200,7 @@ def test_the_model_that_answered_is_the_one_that_is_priced(open_live: LiveOpener
 @pytest.mark.parametrize("step", [faults.server_error(), faults.no_balance(), faults.bad_key(), faults.hang()])
 def test_a_provider_that_fails_is_followed_by_the_next_of_the_route(open_live: LiveOpener, step: Any) -> None:
     with FakeLlm() as backup:
-        live = open_live(second=backup.url)
+        live = open_live(second=backup.url, first_data_s=1)
         job = live.run(step)
         assert job.lifecycle_status == "succeeded"
         assert (len(live.llm.calls), len(backup.calls), job.retry_count) == (1, 1, 0)
@@ -251,7 +248,7 @@ def test_a_job_that_waited_for_its_provider_too_long_fails_and_says_why(open_liv
 
 
 def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOpener) -> None:
-    live = open_live(max_concurrent_calls=2, first_data_s=NEVER)
+    live = open_live(max_concurrent_calls=2)
     live.llm.script(Answer(delta_s=0.02))
     deliveries = [live.stage.start(live.new()) for _ in range(6)]
     assert [delivery.wait(30) for delivery in deliveries] == ["succeeded"] * 6
