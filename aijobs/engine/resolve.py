@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
-from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.credentials import SealedKey
+from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import GenerateRequest, Route
 from aijobs.ai.router import ModelRouter
 from aijobs.db import Database
