@@ -269,6 +269,11 @@ class InputInvalid(ApiError):
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
+        self._fields = fields
+
+    def by_field(self) -> dict[str, str]:
+        """What is wrong with each field, for a form."""
+        return dict(self._fields)
 
 
 def _storable(fault: object) -> str:

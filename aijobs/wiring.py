@@ -183,7 +183,7 @@ def build_services(
             registry,
             broker,
             presence,
-            ProviderReads(clock, catalogue, breaker, call_slots),
+            ProviderReads(clock, catalogue, breaker, call_slots, router),
         ),
     )
 

@@ -27,12 +27,14 @@ from aijobs.monitor.details import (
 )
 from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.keyset import Cursors, Keyset, Page
+from aijobs.monitor.usage import add_up, find_chain_totals
 from aijobs.monitor.views import (
     Count,
     JobDetail,
     JobRow,
     JobView,
     Revealed,
+    UsageTotal,
 )
 from aijobs.outbox.models import ENQUEUE
 
@@ -130,7 +132,7 @@ class JobReads:
         return JobView(row, made.get(job.id, ()))
 
     def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
-        """Everything of a job but its content, in seven statements."""
+        """Everything of a job but its content, in eight statements."""
         names = (*_COPIED, *_DETAILED, *(("internal_error_message",) if internal else ()))
         query = select(AiJob, self._clock.now()).options(_only(*names)).where(AiJob.id == job_id)
         found = session.execute(query).one_or_none()
@@ -139,6 +141,7 @@ class JobReads:
         job, now = found
         outbox = find_outbox(session, job_id)
         chains = find_chains(session, [job.root_id])
+        totals = find_chain_totals(session, job.root_id)
         queued_at = first_published([e for e in outbox if e.event_type == ENQUEUE])
         return JobDetail(
             job=self._row(job, queued_at, chains.get(job.root_id)),
@@ -153,7 +156,9 @@ class JobReads:
             history=find_history(session, job_id),
             outbox=outbox,
             usage=find_usage(session, job_id),
+            usage_total=totals.get(job_id, UsageTotal()),
             chain=chains[job.root_id].links if job.root_id in chains else (),
+            chain_total=add_up(totals.values()),
             read_at=now,
         )
 

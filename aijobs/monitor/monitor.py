@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import datetime
 
 from aijobs.ai.breaker import BreakerState
 from aijobs.db import Clock, Database
@@ -17,7 +16,8 @@ from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
 from aijobs.monitor.outbox import OutboxReads
 from aijobs.monitor.providers import ProviderReads
 from aijobs.monitor.queues import QueueDepths, QueueReads
-from aijobs.monitor.usage import find_usage_days
+from aijobs.monitor.usage import find_groups, find_total
+from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.monitor.views import (
     Count,
     JobDetail,
@@ -28,9 +28,12 @@ from aijobs.monitor.views import (
     Providers,
     QueueStatus,
     Revealed,
-    UsageDay,
+    Usage,
+    UsageTotal,
+    Wait,
     Workers,
 )
+from aijobs.monitor.waits import find_wait, was_postponed
 from aijobs.monitor.workers import PresenceSource, WorkerReads
 from aijobs.settings import Settings
 
@@ -55,7 +58,8 @@ class Monitor:
         presence: PresenceSource,
         providers: ProviderReads,
     ) -> None:
-        self._database = database
+        self._database, self._registry = database, registry
+        self._lease_grace = settings.seconds("lease_grace")
         cursors = Cursors(settings.secret_key)
         self._jobs = JobReads(clock, registry, cursors)
         self._outbox = OutboxReads(clock, cursors)
@@ -121,6 +125,17 @@ class Monitor:
             raise ApiError("JOB_NOT_FOUND")
         return detail
 
+    def find_wait(self, detail: JobDetail) -> Wait | None:
+        """Why a job is where it is, by its queue and the breakers of its providers; None for one that has ended."""
+        job, queue = detail.job, None
+        breakers: tuple[BreakerState, ...] = ()
+        if not job.final and job.locked_by is None:
+            queue = next((q for q in self.queue_statuses() if q.queue_name == job.queue_name), None)
+            definition = self._registry.find(job.job_type)
+            if definition is not None and was_postponed(detail):
+                breakers = self._providers.find_keeping_back(definition, job.credential_mode, detail.credential_id)
+        return find_wait(detail, queue, breakers, self._lease_grace)
+
     def reveal(self, job_id: str) -> Revealed:
         """A job's input and output. The caller has checked the right and written the audit row. `JOB_NOT_FOUND`."""
         revealed = None
@@ -181,7 +196,14 @@ class Monitor:
             raise ApiError("NOT_FOUND")
         return state
 
-    def usage_days(self, since: datetime, until: datetime) -> list[UsageDay]:
-        """Provider calls by UTC day, job type and currency."""
+    # --- provider calls ----------------------------------------------------------------------------------------
+
+    def usage(self, wanted: UsageFilter) -> Usage:
+        """What the calls of a filter came to, by what it groups them by, and all together."""
         with self._database.read() as session:
-            return find_usage_days(session, since, until)
+            return find_groups(session, wanted)
+
+    def usage_total(self, wanted: UsageFilter) -> UsageTotal:
+        """What the calls of a filter came to: a user's, a period's, or all there are."""
+        with self._database.read() as session:
+            return find_total(session, wanted)

@@ -10,11 +10,15 @@ from datetime import datetime
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.breaker import CLOSED, BreakerState, CircuitBreaker, scope_of
+from aijobs.ai.availability import Prompted
+from aijobs.ai.breaker import CLOSED, OPEN, BreakerState, CircuitBreaker, scope_of
 from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
+from aijobs.ai.router import ModelRouter
 from aijobs.ai.slots import CallSlots
 from aijobs.db import Clock, read_clock
+from aijobs.errors import JobError
+from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers
 
 MOST_LATENCIES = 5000
@@ -32,6 +36,7 @@ class ProviderReads:
     catalogue: Catalogue
     breaker: CircuitBreaker
     slots: CallSlots
+    router: ModelRouter
 
     def read(self, session: Session) -> Providers:
         """Every provider that is configured, then those that were only called today, each with its models."""
@@ -49,6 +54,22 @@ class ProviderReads:
         if provider not in self.catalogue.providers:
             return None
         return self.breaker.states([scope_of(provider)])[0]
+
+    def find_keeping_back(
+        self, definition: Prompted, credential_mode: str, credential_id: str | None
+    ) -> tuple[BreakerState, ...]:
+        """The breakers that keep a job's calls back: those of all its routes, where no route is free; else none."""
+        if definition.prompt is None:
+            return ()
+        try:
+            routes = self.router.routes(definition, credential_mode)
+        except JobError:
+            return ()  # Nothing is configured for it: no breaker's fault, and the job's own error says it.
+        names = dict.fromkeys(route.provider for route in routes)
+        if LOCAL.provider in names:
+            return ()
+        states = self.breaker.states([scope_of(name, credential_id) for name in names])
+        return tuple(states) if all(state.word == OPEN or state.probing for state in states) else ()
 
     def _row(self, name: str, state: BreakerState, sums: dict[_Call, CallSums]) -> ProviderRow:
         config = self.catalogue.providers.get(name)
@@ -86,7 +107,7 @@ def _find_sums(session: Session, since: datetime) -> dict[_Call, CallSums]:
             func.coalesce(func.sum(AiUsageLog.prompt_tokens), 0),
             func.coalesce(func.sum(AiUsageLog.completion_tokens), 0),
             func.sum(AiUsageLog.cost_micros),
-            func.sum(case(((AiUsageLog.state != STARTED) & AiUsageLog.cost_micros.is_(None), 1), else_=0)),
+            func.sum(case((UNPRICED, 1), else_=0)),
         )
         .where(AiUsageLog.started_at >= since)
         .group_by(AiUsageLog.provider, AiUsageLog.model, AiUsageLog.currency)

@@ -1,54 +1,130 @@
-"""What provider calls used and cost, by day and job type."""
+"""What provider calls used and cost: exact sums by job, chain, user, day and whatever else tells calls apart.
+
+All numbers are whole. A call without a price is counted as such, never taken for free; one that the provider refused
+unbilled cost nothing, and needs none. Costs of different currencies are never added.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import FAILED_CALL, LOST, AiUsageLog
+from aijobs.ai.models import FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.jobs.models import AiJob
-from aijobs.monitor.views import UsageDay
+from aijobs.monitor.usage_filter import GROUPS, UsageFilter
+from aijobs.monitor.views import CallCost, Usage, UsageGroup, UsageTotal
 
-MOST_ROWS = 5000
+MOST_GROUPS = 400
+"""More than a year has days; of users and others, those that cost most."""
+
+_ENDED = AiUsageLog.state != STARTED
+UNPRICED = and_(_ENDED, AiUsageLog.cost_micros.is_(None), AiUsageLog.billed != "no")
+"""The call ended, may have cost something, and nobody knows how much."""
 
 
-def find_usage_days(session: Session, since: datetime, until: datetime) -> list[UsageDay]:
-    """Totals of calls begun from `since` until before `until`, newest day first, in one statement.
+def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
 
-    Calls of another currency are another row, and unpriced ones are counted, never taken for free.
+
+def _sum(column: Any) -> ColumnElement[int]:
+    return func.coalesce(func.sum(column), 0)
+
+
+_SUMS: Mapping[str, ColumnElement[int]] = {
+    "calls": func.count(),
+    "failed_calls": _number(AiUsageLog.state.in_((FAILED_CALL, LOST))),
+    "lost_calls": _number(AiUsageLog.state == LOST),
+    "calls_under_way": _number(AiUsageLog.state == STARTED),
+    "prompt_tokens": _sum(AiUsageLog.prompt_tokens),
+    "completion_tokens": _sum(AiUsageLog.completion_tokens),
+    "cached_tokens": _sum(AiUsageLog.cached_tokens),
+    "unpriced_calls": _number(UNPRICED),
+    "estimated_calls": _number(AiUsageLog.estimated.is_(True)),
+    "possibly_billed_calls": _number(and_(_ENDED, AiUsageLog.billed == "unknown")),
+}
+_COST = func.sum(AiUsageLog.cost_micros)
+
+
+def add_up(parts: Iterable[UsageTotal]) -> UsageTotal:
+    """The sum of sums; costs of one currency become one."""
+    numbers = dict.fromkeys(_SUMS, 0)
+    costs: dict[str | None, int] = {}
+    for part in parts:
+        for name in numbers:
+            numbers[name] += getattr(part, name)
+        for cost in part.costs:
+            costs[cost.currency] = costs.get(cost.currency, 0) + cost.cost_micros
+    told = sorted(costs.items(), key=lambda cost: cost[0] or "")
+    return UsageTotal(**numbers, costs=tuple(CallCost(currency, micros) for currency, micros in told))
+
+
+def find_total(session: Session, wanted: UsageFilter) -> UsageTotal:
+    """The sum of all calls of a filter, in one statement."""
+    return _read(session, _calls(wanted)).get((), UsageTotal())
+
+
+def find_chain_totals(session: Session, root_id: str) -> dict[str, UsageTotal]:
+    """What the calls of each job of a retry chain came to, by job id, in one statement; jobs without any are left
+    out.
     """
-    day = func.date(AiUsageLog.started_at)
-    rows = session.execute(
-        select(
-            day,
-            AiJob.job_type,
-            AiUsageLog.currency,
-            func.count(),
-            func.sum(case((AiUsageLog.state.in_((FAILED_CALL, LOST)), 1), else_=0)),
-            func.coalesce(func.sum(AiUsageLog.prompt_tokens), 0),
-            func.coalesce(func.sum(AiUsageLog.completion_tokens), 0),
-            func.sum(AiUsageLog.cost_micros),
-            func.count() - func.count(AiUsageLog.cost_micros),
-        )
-        .join(AiJob, AiJob.id == AiUsageLog.job_id)
-        .where(AiUsageLog.started_at >= since, AiUsageLog.started_at < until)
-        .group_by(day, AiJob.job_type, AiUsageLog.currency)
-        .order_by(day.desc(), AiJob.job_type, AiUsageLog.currency)
-        .limit(MOST_ROWS)
-    )
-    return [
-        UsageDay(
-            day=str(d),
-            job_type=job_type,
-            currency=currency,
-            calls=calls,
-            failed_calls=int(failed),
-            prompt_tokens=int(prompt),
-            completion_tokens=int(completion),
-            cost_micros=None if cost is None else int(cost),
-            unpriced_calls=int(unpriced),
-        )
-        for d, job_type, currency, calls, failed, prompt, completion, cost, unpriced in rows
-    ]
+    calls = select().join_from(AiJob, AiUsageLog, AiUsageLog.job_id == AiJob.id).where(AiJob.root_id == root_id)
+    return {key[0]: total for key, total in _read(session, calls, AiUsageLog.job_id).items()}
+
+
+def find_groups(session: Session, wanted: UsageFilter) -> Usage:
+    """The calls of a filter by what it groups them by: days newest first, all else costliest first, and their total.
+
+    Two statements, or three where there are more than `MOST_GROUPS`, whose rest is in the total alone.
+    """
+    names, columns = list(GROUPS[wanted.group_by]), list(GROUPS[wanted.group_by].values())
+    calls = _calls(wanted)
+    keys = _costliest(session, calls, columns)
+    shown = keys[:MOST_GROUPS]
+    more = len(keys) > len(shown)
+    some = calls.where((tuple_(*columns) if len(columns) > 1 else columns[0]).in_(shown)) if more else calls
+    found = _read(session, some, *columns)
+    if wanted.group_by == "day":
+        shown = sorted(found, reverse=True)
+    groups = [UsageGroup(found[_texts(key)], **dict(zip(names, _texts(key), strict=True))) for key in shown]
+    total = find_total(session, wanted) if more else add_up(found.values())
+    return Usage(tuple(groups), total, more)
+
+
+def _costliest(session: Session, calls: Select[Any], columns: Sequence[Any]) -> list[Any]:
+    """The groups that cost most, and one more than are shown. Currencies are mixed for the order alone."""
+    query = calls.add_columns(*columns).group_by(*columns)
+    query = query.order_by(func.coalesce(_COST, -1).desc(), *columns).limit(MOST_GROUPS + 1)
+    return [tuple(row) if len(columns) > 1 else row[0] for row in session.execute(query)]
+
+
+def _texts(key: Any) -> tuple[str, ...]:
+    return tuple(map(str, key)) if isinstance(key, tuple) else (str(key),)
+
+
+def _calls(wanted: UsageFilter) -> Select[Any]:
+    """The calls of a filter, still without columns. Jobs are looked up by their key, where they have to be."""
+    calls = select().select_from(AiUsageLog)
+    if wanted.asks_jobs:
+        calls = calls.join(AiJob, AiJob.id == AiUsageLog.job_id)
+    return calls.where(*wanted.conditions())
+
+
+def _read(session: Session, calls: Select[Any], *columns: Any) -> dict[tuple[str, ...], UsageTotal]:
+    """Sums by `columns`, read by currency and put together."""
+    parts: dict[tuple[str, ...], list[UsageTotal]] = defaultdict(list)
+    by = (*columns, AiUsageLog.currency)
+    for *key, currency, cost, in_all in _rows(session, calls.add_columns(*by, _COST, *_SUMS.values()).group_by(*by)):
+        numbers = dict(zip(_SUMS, in_all, strict=True))
+        costs = () if cost is None else (CallCost(currency, int(cost)),)
+        parts[tuple(map(str, key))].append(UsageTotal(**numbers, costs=costs))
+    return {key: add_up(sums) for key, sums in parts.items()}
+
+
+def _rows(session: Session, query: Select[Any]) -> Iterable[tuple[Any, ...]]:
+    """Each row's columns up to the sums, then the sums in one: whole numbers, whatever a driver makes of them."""
+    for row in session.execute(query):
+        yield (*row[: -len(_SUMS)], [int(value) for value in row[-len(_SUMS) :]])

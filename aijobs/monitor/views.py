@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from aijobs.ai.breaker import BreakerState
+from aijobs.ai.models import STARTED
 from aijobs.jobs.status import FINAL
 
 CAP = 10_001
@@ -164,8 +165,74 @@ class UsageRow:
     latency_ms: int | None
     finish_reason: str | None
     error_code: str | None
+    http_status: int | None
+    request_id: str | None
+    """The provider's own name for the call, to settle a bill with."""
     started_at: datetime
     finished_at: datetime | None
+
+    @property
+    def unpriced(self) -> bool:
+        """It ended, may have cost something, and nobody knows how much."""
+        return self.state != STARTED and self.cost_micros is None and self.billed != "no"
+
+    @property
+    def possibly_billed(self) -> bool:
+        """It ended, and nobody knows whether the provider bills it."""
+        return self.state != STARTED and self.billed == "unknown"
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What priced calls cost in one currency, in micro-units."""
+
+    currency: str | None
+    cost_micros: int
+
+
+@dataclass(frozen=True)
+class UsageTotal:
+    """What provider calls came to. All of it is exact."""
+
+    calls: int = 0
+    failed_calls: int = 0
+    """Lost ones too."""
+    lost_calls: int = 0
+    """Their worker went away before they ended."""
+    calls_under_way: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of `prompt_tokens`; never to be added to them."""
+    costs: tuple[CallCost, ...] = ()
+    """One for each currency, of the calls that have a price; none where no call has."""
+    unpriced_calls: int = 0
+    """Calls that ended, may have cost something and have no price."""
+    estimated_calls: int = 0
+    """Calls whose tokens were counted here, as the provider told none."""
+    possibly_billed_calls: int = 0
+    """Calls that ended, and nobody knows whether the provider bills them."""
+
+
+@dataclass(frozen=True)
+class UsageGroup:
+    """The calls that have something in common: their `day` (UTC), their `job_type` and so on."""
+
+    total: UsageTotal
+    day: str | None = None
+    job_type: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    user_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Calls by group, and all of them together; `more`: there are groups that only the total counts."""
+
+    groups: tuple[UsageGroup, ...]
+    total: UsageTotal
+    more: bool
 
 
 @dataclass(frozen=True)
@@ -212,8 +279,11 @@ class JobDetail:
     history: tuple[HistoryEntry, ...]
     outbox: tuple[OutboxRow, ...]
     usage: tuple[UsageRow, ...]
+    usage_total: UsageTotal
     chain: tuple[ChainLink, ...]
     """All jobs of its chain, the first one first."""
+    chain_total: UsageTotal
+    """Of the provider calls of all jobs of its chain, its own included."""
     read_at: datetime
     """The database's time of reading: ages are counted from here."""
 
@@ -251,6 +321,32 @@ class QueueStatus:
     oldest_age_s: float | None
     workers: int | None
     paused: QueuePaused | None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a job that has not ended is where it is: one of `WAIT_REASONS`."""
+
+    reason: str
+    until: datetime | None = None
+    """When it is asked for again, where that is told by the job itself and lies ahead."""
+    breakers: tuple[BreakerState, ...] = ()
+    """With `breaker_open`: those that keep its calls back, in the order of its routes."""
+
+
+WAIT_REASONS = (
+    "lease_expired",
+    "cancelling",
+    "running",
+    "paused",
+    "breaker_open",
+    "providers_busy",
+    "not_due",
+    "broker_away",
+    "no_worker",
+    "not_sent",
+    "in_line",
+)
 
 
 @dataclass(frozen=True)
@@ -305,29 +401,6 @@ class Workers:
 
     broker_away: bool
     workers: tuple[WorkerRow, ...]
-
-
-@dataclass(frozen=True)
-class UsageDay:
-    """The provider calls of one UTC day, job type and currency. `cost_micros` is None where nothing is priced."""
-
-    day: str
-    job_type: str
-    currency: str | None
-    calls: int
-    failed_calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_micros: int | None
-    unpriced_calls: int
-
-
-@dataclass(frozen=True)
-class CallCost:
-    """What priced calls cost in one currency, in micro-units."""
-
-    currency: str | None
-    cost_micros: int
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from flask import Blueprint, Flask, Response, g, request
 from flask_login import current_user
 
-from aijobs.clock import iso, utc_now
-from aijobs.errors import ApiError, InputInvalid
+from aijobs.clock import utc_now
+from aijobs.errors import ApiError
 from aijobs.monitor.filters import PARAMETERS, JobFilter
+from aijobs.monitor.usage_filter import PARAMETERS as USAGE_PARAMETERS
+from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.web import rights
 from aijobs.web.api import answers
 from aijobs.web.api.answers import answer
@@ -30,8 +31,6 @@ from aijobs.web.requests import (
 )
 from aijobs.web.user_tokens import is_user_request
 
-LONGEST_USAGE = timedelta(days=366)
-
 
 def admin_list_jobs() -> Response:
     parameters = read_parameters({**dict.fromkeys(PARAMETERS, str), **PAGE_PARAMETERS})
@@ -42,9 +41,10 @@ def admin_list_jobs() -> Response:
 
 def admin_show_job(job_id: str) -> Response:
     read_no_parameters()
-    internal = get_operator().may(rights.INTERNAL_ERRORS)
-    detail = services().monitor.get_detail(job_id, internal=internal)
-    return answer(answers.admin_detail(detail, language()))
+    operator, monitor = get_operator(), services().monitor
+    detail = monitor.get_detail(job_id, internal=operator.may(rights.INTERNAL_ERRORS))
+    wait = monitor.find_wait(detail)
+    return answer(answers.admin_detail(detail, wait, language(), usage=operator.may(rights.VIEW_USAGE)))
 
 
 def admin_reveal_job(job_id: str) -> Response:
@@ -113,13 +113,9 @@ def admin_close_breaker(provider: str) -> Response:
 
 
 def admin_show_usage() -> Response:
-    parameters = read_parameters({"from": PARAMETERS["createdFrom"][1], "to": PARAMETERS["createdTo"][1]})
-    until: datetime = parameters.get("to", utc_now())
-    since: datetime = parameters.get("from") or max(until - timedelta(days=30), datetime(1970, 1, 1, tzinfo=UTC))
-    if not timedelta() <= until - since <= LONGEST_USAGE:
-        raise InputInvalid([("from", f"must be before to, by at most {LONGEST_USAGE.days} days")])
-    days = services().monitor.usage_days(since, until)
-    return answer({"from": iso(since), "to": iso(until), "days": [answers.usage_day(day) for day in days]})
+    given = read_parameters({name: read for name, (_, read) in USAGE_PARAMETERS.items()})
+    wanted = UsageFilter.within({USAGE_PARAMETERS[name][0]: value for name, value in given.items()}, utc_now())
+    return answer(answers.usage(wanted, services().monitor.usage(wanted)))
 
 
 def _operating() -> Operating:
@@ -144,7 +140,8 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/jobs/{jobId}",
         admin_show_job,
-        "A job with its history, outbox events, provider calls, artifacts and retry chain",
+        "A job with why it waits, its history, outbox events, provider calls, artifacts and retry chain; tokens and "
+        "cost with the right `view_usage`",
         {200: "AdminJobDetail"},
         errors=(*_READ, "JOB_NOT_FOUND"),
         right=rights.VIEW,
@@ -244,10 +241,10 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/usage",
         admin_show_usage,
-        "Tokens and cost by UTC day, job type and currency",
+        "What provider calls came to, by UTC day, job type, provider, model or user, and all together",
         {200: "Usage"},
         errors=_READ,
-        parameters=("from", "to"),
+        parameters=(*USAGE_PARAMETERS,),
         right=rights.VIEW_USAGE,
     ),
 )

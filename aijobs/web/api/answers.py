@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from aijobs.canonical import json_name
 from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.jobs.status import SUCCEEDED
+from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.monitor.views import (
     Artifact,
     CallSums,
@@ -29,11 +30,18 @@ from aijobs.monitor.views import (
     Providers,
     QueueStatus,
     SnapshotDescription,
-    UsageDay,
+    Usage,
+    UsageGroup,
     UsageRow,
+    UsageTotal,
+    Wait,
     WorkerRow,
 )
+from aijobs.web.console.explanations import WAITS
 from aijobs.web.context import language
+
+_SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
+"""What of a provider call only those may see who may see usage."""
 
 
 def answer(body: Mapping[str, Any], status: int = 200, location: str | None = None) -> Response:
@@ -89,9 +97,10 @@ def admin_job(job: JobRow, lang: str) -> dict[str, Any]:
     )
 
 
-def admin_detail(detail: JobDetail, lang: str) -> dict[str, Any]:
-    """Everything of one job but its content."""
-    return admin_job(detail.job, lang) | _present(
+def admin_detail(detail: JobDetail, wait: Wait | None, lang: str, *, usage: bool) -> dict[str, Any]:
+    """Everything of one job but its content; tokens and cost with `usage` alone."""
+    body = admin_job(detail.job, lang) | _present(
+        waiting=waiting(wait) if wait else None,
         inputSchemaVersion=detail.input_schema_version,
         outputSchemaVersion=detail.output_schema_version,
         promptVersion=detail.prompt_version,
@@ -102,9 +111,12 @@ def admin_detail(detail: JobDetail, lang: str) -> dict[str, Any]:
         artifacts=[_artifact(each) for each in detail.artifacts],
         history=[_history(each) for each in detail.history],
         outbox=[outbox_event(each) for each in detail.outbox],
-        usage=[_usage(each) for each in detail.usage],
+        usage=[_call(each, usage) for each in detail.usage],
         chain=[_link(each) for each in detail.chain],
     )
+    if usage:
+        body |= {"usageTotal": usage_total(detail.usage_total), "chainTotal": usage_total(detail.chain_total)}
+    return body
 
 
 def credential(stored: Credential) -> dict[str, Any]:
@@ -229,9 +241,32 @@ def _calls(sums: CallSums, usage: bool) -> dict[str, Any]:
     )
 
 
-def usage_day(day: UsageDay) -> dict[str, Any]:
-    """A day's calls; the cost is null where nothing is priced, never 0."""
-    return _camel(asdict(day)) | {"costMicros": day.cost_micros}
+def usage(wanted: UsageFilter, found: Usage) -> dict[str, Any]:
+    """Provider calls by what they were grouped by."""
+    groups = [_present(**_group_key(group)) | usage_total(group.total) for group in found.groups]
+    told = _present(**{"from": wanted.since, "to": wanted.until, "groupBy": wanted.group_by})
+    return told | {"groups": groups, "more": found.more, "total": usage_total(found.total)}
+
+
+def usage_total(total: UsageTotal) -> dict[str, Any]:
+    """What calls came to: a cost for each currency, and none where no call has a price."""
+    costs = [_present(currency=cost.currency, costMicros=cost.cost_micros) for cost in total.costs]
+    return {json_name(f.name): getattr(total, f.name) for f in fields(total)} | {"costs": costs}
+
+
+def _group_key(group: UsageGroup) -> dict[str, Any]:
+    return {json_name(f.name): getattr(group, f.name) for f in fields(group) if f.name != "total"}
+
+
+def waiting(wait: Wait) -> dict[str, Any]:
+    """Why a job is where it is, in a word and in words."""
+    why = WAITS[wait.reason]
+    return _present(
+        reason=wait.reason,
+        explanation=f"{why.what} {why.advice}",
+        until=wait.until,
+        breakers=[breaker(state) for state in wait.breakers] or None,
+    )
 
 
 def _job(job: JobRow, lang: str) -> dict[str, Any]:
@@ -272,8 +307,10 @@ def _snapshot(snapshot: SnapshotDescription) -> dict[str, Any]:
     return _camel(asdict(snapshot))
 
 
-def _usage(usage: UsageRow) -> dict[str, Any]:
-    return _renamed(usage, attemptNo="attempt", callNo="call") | {"costMicros": usage.cost_micros}
+def _call(call: UsageRow, usage: bool) -> dict[str, Any]:
+    """A provider call; its cost is null where it has no price, never 0."""
+    told = _renamed(call, attemptNo="attempt", callNo="call") | {"costMicros": call.cost_micros}
+    return told if usage else {name: value for name, value in told.items() if name not in _SPENT}
 
 
 def _renamed(value: Any, **names: str) -> dict[str, Any]:

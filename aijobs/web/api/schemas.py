@@ -14,7 +14,9 @@ from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
-from aijobs.monitor.views import CAP
+from aijobs.monitor.usage import MOST_GROUPS
+from aijobs.monitor.usage_filter import GROUPS, USUAL_DAYS
+from aijobs.monitor.views import CAP, WAIT_REASONS
 from aijobs.outbox.models import OUTBOX_STATUSES
 from aijobs.web.audit import LONGEST_REASON
 
@@ -103,6 +105,23 @@ _ADMIN_JOB_OPTIONAL: dict[str, Schema] = _JOB_OPTIONAL | {
     "retryRefusal": {"type": "string", "enum": ["not_final", "succeeded", "superseded", "unknown_job_type"]},
     "cancelRefusal": {"type": "string", "enum": ["final", "cancel_requested", "not_cancellable"]},
 }
+_USAGE_TOTAL: dict[str, Schema] = {
+    "calls": NATURAL,
+    "failedCalls": {**NATURAL, "description": "Lost ones too."},
+    "lostCalls": {**NATURAL, "description": "Their worker went away before they ended."},
+    "callsUnderWay": NATURAL,
+    "promptTokens": NATURAL,
+    "completionTokens": NATURAL,
+    "cachedTokens": {**NATURAL, "description": "Part of `promptTokens`."},
+    "costs": {
+        "type": "array",
+        "items": record({"costMicros": INTEGER}, {"currency": TEXT}),
+        "description": "One for each currency, in millionths; empty where no call has a price.",
+    },
+    "unpricedCalls": {**NATURAL, "description": "Calls that ended, may have cost something and have no price."},
+    "estimatedCalls": {**NATURAL, "description": "Calls whose tokens were counted here, not by the provider."},
+    "possiblyBilledCalls": {**NATURAL, "description": "Calls that ended, and nobody knows whether they are billed."},
+}
 _REASON: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_REASON}
 
 SCHEMAS: dict[str, Schema] = {
@@ -120,7 +139,10 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "JobPage": record({"jobs": array(ref("Job"))}, {"nextCursor": TEXT}),
     "NoBody": record({}),
-    "FlashcardSet": record({"job": ref("Job"), "flashcards": array(ref("Flashcard"))}),
+    "FlashcardSet": record(
+        {"job": ref("Job"), "flashcards": array(ref("Flashcard"))},
+        {"madeBy": {"type": "string", "enum": ["rules", "model"]}},
+    ),
     "Flashcard": record(
         {
             "flashcardId": TEXT,
@@ -183,7 +205,14 @@ SCHEMAS: dict[str, Schema] = {
             "outputHash": TEXT,
             "internalErrorMessage": {"type": "string", "description": "For SUPER_ADMIN alone."},
             "snapshot": ref("Snapshot"),
+            "waiting": ref("Waiting"),
+            "usageTotal": ref("UsageTotal"),
+            "chainTotal": ref("UsageTotal"),
         },
+    ),
+    "Waiting": record(
+        {"reason": {"type": "string", "enum": list(WAIT_REASONS)}, "explanation": TEXT},
+        {"until": TIME, "breakers": array(ref("Breaker"))},
     ),
     "Snapshot": record(
         {
@@ -219,7 +248,6 @@ SCHEMAS: dict[str, Schema] = {
             "model": TEXT,
             "credentialMode": TEXT,
             "estimated": FLAG,
-            "costMicros": nullable(INTEGER),
             "billed": {"type": "string", "enum": ["yes", "no", "unknown"]},
             "startedAt": TIME,
         },
@@ -227,11 +255,14 @@ SCHEMAS: dict[str, Schema] = {
             "promptTokens": NATURAL,
             "completionTokens": NATURAL,
             "cachedTokens": NATURAL,
+            "costMicros": {**nullable(INTEGER), "description": "Millionths of `currency`; null: no price is known."},
             "currency": TEXT,
             "priceVersion": TEXT,
             "latencyMs": NATURAL,
             "finishReason": TEXT,
             "errorCode": TEXT,
+            "httpStatus": NATURAL,
+            "requestId": {**TEXT, "description": "The provider's own name for the call."},
             "finishedAt": TIME,
         },
     ),
@@ -341,20 +372,27 @@ SCHEMAS: dict[str, Schema] = {
             "unpricedCalls": NATURAL,
         },
     ),
-    "Usage": record({"from": TIME, "to": TIME, "days": array(ref("UsageDay"))}),
-    "UsageDay": record(
+    "Usage": record(
+        {
+            "from": TIME,
+            "to": TIME,
+            "groupBy": {"type": "string", "enum": list(GROUPS)},
+            "groups": array(ref("UsageGroup")),
+            "more": {**FLAG, "description": f"Whether there are more than {MOST_GROUPS} groups."},
+            "total": ref("UsageTotal"),
+        }
+    ),
+    "UsageGroup": record(
+        _USAGE_TOTAL,
         {
             "day": {"type": "string", "format": "date"},
             "jobType": TEXT,
-            "calls": NATURAL,
-            "failedCalls": NATURAL,
-            "promptTokens": NATURAL,
-            "completionTokens": NATURAL,
-            "costMicros": nullable(INTEGER),
-            "unpricedCalls": NATURAL,
+            "provider": TEXT,
+            "model": TEXT,
+            "userId": TEXT,
         },
-        {"currency": TEXT},
     ),
+    "UsageTotal": record(_USAGE_TOTAL),
 }
 
 
@@ -393,8 +431,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     ),
     "strict": _query(FLAG, "Answer 409 for a job that is final, instead of 200."),
     "jobId": _query(TEXT, "The job that made the cards, or one that it was retried from.", required=True),
-    "from": _query(TEXT, "ISO 8601; 30 days before `to` by default."),
-    "to": _query(TEXT, "ISO 8601; now by default."),
+    "from": _query(TEXT, f"ISO 8601; by default the begin of the {USUAL_DAYS} UTC days that end with `to`."),
+    "to": _query(TEXT, "ISO 8601: before then, a date stands for its whole day; by default the end of this UTC day."),
+    "groupBy": _query({"type": "string", "enum": list(GROUPS), "default": "day"}, "What is summed up together."),
     "Idempotency-Key": {
         "in": "header",
         "required": False,

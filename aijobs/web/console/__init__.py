@@ -11,6 +11,7 @@ from flask_wtf.csrf import CSRFError
 from aijobs.clock import iso
 from aijobs.errors import ApiError
 from aijobs.web.auth import current_operator, login_manager
+from aijobs.web.money import format_money
 
 blueprint = Blueprint("console", __name__, url_prefix="/console")
 
@@ -43,6 +44,7 @@ def init_app(app: Flask) -> None:
         queues,
         session,
         times,
+        usage,
         words,
         workers,
     )
@@ -67,7 +69,7 @@ def init_app(app: Flask) -> None:
         tone=words.tone,
         type_label=words.type_label,
         worker_name=words.worker_name,
-        money=words.money,
+        money=format_money,
     )
     app.jinja_env.trim_blocks = True
     app.jinja_env.lstrip_blocks = True

@@ -64,6 +64,10 @@ FAILURES: Mapping[str, Explanation] = {
         _l("A retry is most likely refused again; another provider may judge otherwise."),
     ),
     "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
+    "CREDENTIAL_PLATFORM_INVALID": Explanation(
+        _l("The provider refused the platform's own key."),
+        _l("Set a key that works and restart the workers, then retry. Every job on the platform key fails until then."),
+    ),
     "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
     "CREDENTIAL_UNREADABLE": Explanation(
         _l("The user's key, as it is stored, can't be decrypted."),
@@ -121,6 +125,14 @@ WAITS: Mapping[str, Explanation] = {
     "paused": Explanation(_l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")),
     "not_due": Explanation(
         _l("The job waits for its next attempt."), _l("Nothing to do; it is sent again at the time shown.")
+    ),
+    "breaker_open": Explanation(
+        _l("Its worker gave it back: every provider that it may go to is left alone for now."),
+        _l("Nothing is used up by this wait, and it is sent again by itself; what ails the providers stands here."),
+    ),
+    "providers_busy": Explanation(
+        _l("Its worker gave it back: no provider had a call to spare just then."),
+        _l("Nothing to do; no retry is used up, and it is sent again at the time shown."),
     ),
     "not_sent": Explanation(
         _l("The job is saved, but its message has not reached the broker yet."),

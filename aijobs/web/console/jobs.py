@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -17,16 +17,16 @@ from aijobs.jobs.status import LIFECYCLE_STATUSES
 from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.keyset import Page
 from aijobs.monitor.monitor import is_id
-from aijobs.monitor.views import JobDetail, JobRow, QueueStatus, WorkerRow
+from aijobs.monitor.views import JobDetail, JobRow, WorkerRow
+from aijobs.monitor.waits import due_at
 from aijobs.web import rights
 from aijobs.web.auth import get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer
 from aijobs.web.console.attempts import build_attempts
 from aijobs.web.console.explanations import WAITS, explain_failure
-from aijobs.web.console.pages import link, render, whole_page
+from aijobs.web.console.pages import Poll, link, render, whole_page
 from aijobs.web.console.strip import build_strip
-from aijobs.web.console.waits import due_at, find_wait
 from aijobs.web.context import services
 
 PER_PAGE = 50
@@ -44,7 +44,7 @@ def jobs() -> ResponseReturnValue:
         wanted = JobFilter.parse(request.args)
         page = services().monitor.list_jobs(wanted, request.args.get("cursor") or None, PER_PAGE)
     except InputInvalid as invalid:
-        return make_response(_list(JobFilter(), Page((), None), _faults(invalid)), 422)
+        return make_response(_list(JobFilter(), Page((), None), invalid.by_field()), 422)
     return _list(wanted, page, {})
 
 
@@ -115,22 +115,10 @@ def _stateless(wanted: JobFilter) -> JobFilter:
     return replace(wanted, lifecycle_status=None, unresolved=False)
 
 
-def _faults(invalid: InputInvalid) -> dict[str, str]:
-    return {fault["field"]: fault["message"] for fault in (invalid.details or {}).get("fields", ())}
-
-
 def _row_offers(rows: Sequence[JobRow]) -> dict[str, Offer]:
     """The one action that a row offers: retry for a job that has ended, cancel for another."""
     may = get_operator().may
     return {job.id: offer(RETRY if job.final else CANCEL, job, may) for job in rows}
-
-
-@dataclass(frozen=True)
-class Poll:
-    """What a page asks again, and how often (seconds); `every` 0: never, as nothing can change."""
-
-    address: str
-    every: int
 
 
 def _list_poll(wanted: JobFilter, rows: Sequence[JobRow], since: str | None) -> Poll:
@@ -179,31 +167,27 @@ def _job_context(job_id: str) -> dict[str, Any]:
     operator = get_operator()
     monitor, grace = services().monitor, services().settings.seconds("lease_grace")
     detail = monitor.get_detail(job_id, internal=operator.may(rights.INTERNAL_ERRORS))
-    wait = find_wait(detail, _queue_of(detail), grace)
+    wait = monitor.find_wait(detail)
     last_error = detail.job.error_code or next((e.error_code for e in reversed(detail.history) if e.error_code), None)
-    seen = f"{len(detail.history)}.{len(detail.usage)}.{detail.job.phase}.{len(detail.chain)}"
+    ended = detail.chain_total.calls - detail.chain_total.calls_under_way
+    seen = f"{len(detail.history)}.{len(detail.usage)}.{ended}.{detail.job.phase}.{len(detail.chain)}"
     return {
         "detail": detail,
         "job": detail.job,
         "offers": [offer(action, detail.job, operator.may) for action in ACTIONS.values()],
         "strip": build_strip(detail, _holder_of(detail), grace),
         "attempts": build_attempts(detail),
-        "wait": WAITS[wait] if wait else None,
-        "wait_name": wait,
+        "wait": WAITS[wait.reason] if wait else None,
+        "wait_name": wait.reason if wait else None,
+        "breakers": wait.breakers if wait else (),
+        "explain": explain_failure,
         "due_at": due_at(detail),
+        "may_view_usage": operator.may(rights.VIEW_USAGE),
         "last_error": last_error,
         "failure": explain_failure(last_error),
         "seen": seen,
         "poll": Poll(url_for("console.job_changes", job_id=job_id, seen=seen), 0 if detail.job.final else 2),
     }
-
-
-def _queue_of(detail: JobDetail) -> QueueStatus | None:
-    """The queue that the job waits in; not looked up for a job that doesn't wait."""
-    if detail.job.final or detail.job.locked_by is not None:
-        return None
-    statuses = services().monitor.queue_statuses()
-    return next((queue for queue in statuses if queue.queue_name == detail.job.queue_name), None)
 
 
 def _holder_of(detail: JobDetail) -> WorkerRow | None:

@@ -27,6 +27,9 @@ START = "console.jobs"
 PAGES = {"console.start"}
 """The endpoints that show a whole page, which a sign-in or a change of language may lead back to (see `whole_page`)."""
 
+_NEEDED = {"audit": rights.AUDIT, "usage": rights.VIEW_USAGE}
+"""The right that a page of the navigation takes, where it isn't `view`."""
+
 THEMES = ("auto", "light", "dark")
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
 _LONGEST_ADDRESS = 2000
@@ -86,6 +89,14 @@ def known_page(address: str | None) -> str:
 
 
 @dataclass(frozen=True)
+class Poll:
+    """What a page asks again, and how often (seconds); `every` 0: never, as nothing can change."""
+
+    address: str
+    every: int
+
+
+@dataclass(frozen=True)
 class NavigationEntry:
     """A page in the navigation. `key` opens it after g."""
 
@@ -104,6 +115,7 @@ def navigation() -> list[NavigationEntry]:
         ("workers", "console.workers", "w", gettext("Workers")),
         ("outbox", "console.outbox", "o", gettext("Outbox")),
         ("providers", "console.providers", "p", gettext("Providers")),
+        ("usage", "console.usage", "u", gettext("Usage")),
         ("audit", "console.audit", "a", gettext("Audit log")),
     )
     operator = current_operator()
@@ -111,7 +123,7 @@ def navigation() -> list[NavigationEntry]:
     return [
         NavigationEntry(name, endpoint, key, label, here.startswith(url_for(endpoint)))
         for name, endpoint, key, label in entries
-        if operator is not None and operator.may(rights.AUDIT if name == "audit" else rights.VIEW)
+        if operator is not None and operator.may(_NEEDED.get(name, rights.VIEW))
     ]
 
 

@@ -13,8 +13,8 @@ from flask_babel import gettext
 
 from aijobs.jobs.status import CANCELLED, FAILED, SUCCEEDED
 from aijobs.monitor.views import HistoryEntry, JobDetail, WorkerRow
+from aijobs.monitor.waits import due_at, enqueue_event, lease_expired
 from aijobs.outbox.models import DEAD, PUBLISHED
-from aijobs.web.console.waits import due_at, enqueue_event, lease_expired
 from aijobs.web.console.words import worker_name
 
 OVERDUE = timedelta(seconds=30)

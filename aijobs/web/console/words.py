@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 from flask_babel import lazy_pgettext as _lp
 
@@ -104,6 +103,15 @@ REDACTION_WORDS: Mapping[str, Any] = {
 }
 """What each redaction rule found in an input."""
 
+GROUP_WORDS: Mapping[str, Any] = {
+    "day": _l("Day"),
+    "jobType": _l("Type"),
+    "provider": _l("Provider"),
+    "model": _l("Model"),
+    "user": _l("User"),
+}
+"""What usage is summed up by."""
+
 TONES: Mapping[str, str] = {
     "running": "run",
     "processing": "run",
@@ -164,11 +172,3 @@ def worker_name(instance: str | None) -> str:
     """Host and pid of an instance id or lock token; the text itself where it is none of ours."""
     known = InstanceId.parse(instance) if instance else None
     return f"{known.host}:{known.pid}" if known else (instance or "")
-
-
-def money(micros: int | None, currency: str | None) -> str:
-    """A cost of millionths; one that has no price is said to have none, never 0."""
-    if micros is None:
-        return gettext("unpriced")
-    amount = f"{micros / 1_000_000:.6f}".rstrip("0").rstrip(".")
-    return f"{amount} {currency or ''}".strip()

@@ -11,6 +11,8 @@ from sqlalchemy import event
 
 from aijobs.ai.breaker import CircuitBreaker
 from aijobs.ai.catalogue import Catalogue, ProviderConfig
+from aijobs.ai.provider import Route
+from aijobs.ai.router import ModelRouter
 from aijobs.db import Database, DatabaseClock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import BrokerUnavailable
@@ -61,7 +63,8 @@ def providers() -> ProviderReads:
     house = _provider("house", needs_key=False)
     catalogue = Catalogue({"acme": acme, "house": house, "bare": _provider("bare")}, {}, {})
     breaker = CircuitBreaker(MemoryBreakerStore(), failures=3, open_s=30)
-    return ProviderReads(DatabaseClock(), catalogue, breaker, MemoryCallSlots())
+    router = ModelRouter({"default": (Route("acme", "acme-1"), Route("house", "house-1"))}, "default")
+    return ProviderReads(DatabaseClock(), catalogue, breaker, MemoryCallSlots(), router)
 
 
 def _provider(name: str, **changes: Any) -> ProviderConfig:

@@ -14,6 +14,7 @@ from aijobs.ids import new_id
 from aijobs.monitor import views
 from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.monitor import Monitor
+from aijobs.monitor.usage_filter import GROUPS, UsageFilter
 from tests.support.rows import (
     BEGIN,
     add,
@@ -197,7 +198,8 @@ def test_no_list_reads_a_payload_counts_bare_or_skips_rows(
         monitor.outbox_status,
         lambda: monitor.list_outbox(status="published", limit=2),
         monitor.workers,
-        lambda: monitor.usage_days(BEGIN, BEGIN + timedelta(days=1)),
+        *(lambda by=by: monitor.usage(UsageFilter(BEGIN, BEGIN + timedelta(days=1), "u1", None, by)) for by in GROUPS),
+        lambda: monitor.usage_total(UsageFilter(user_id="u1")),
     ]
     for ask in asked:
         with statements() as seen:

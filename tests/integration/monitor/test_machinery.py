@@ -1,8 +1,8 @@
-"""Queues, outbox, workers and usage on each database."""
+"""Queues, outbox and workers on each database."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from aijobs.ids import new_id
 from aijobs.jobs.models import QueuePause
 from aijobs.monitor.monitor import Monitor
 from aijobs.queues.presence import WorkerPresence
-from tests.support.rows import BEGIN, add, build_call, build_event, build_job, held
+from tests.support.rows import BEGIN, add, build_event, build_job, held
 
 
 def presence(**changes: Any) -> WorkerPresence:
@@ -130,32 +130,3 @@ def test_outbox_pages_show_each_event_once(database: Database, monitor: Monitor,
             break
     assert seen == sorted((event.id for event in events), reverse=True)
     assert monitor.list_outbox(status=status, event_type="ai.job.failed").items == ()
-
-
-def test_usage_never_takes_what_has_no_price_for_free(database: Database, monitor: Monitor) -> None:
-    midnight = datetime(2026, 3, 2, tzinfo=UTC)
-    job, other = build_job(), build_job(job_type="other_type")
-    add(
-        database,
-        job,
-        other,
-        build_call(job, started_at=midnight - timedelta(milliseconds=1)),
-        build_call(job, call_no=2, started_at=midnight),
-        build_call(job, call_no=3, started_at=midnight, cost_micros=None),
-        build_call(job, call_no=4, started_at=midnight, state="lost", cost_micros=None, prompt_tokens=None),
-        build_call(job, call_no=5, started_at=midnight, currency="CNY", cost_micros=3),
-        build_call(other, started_at=midnight, cost_micros=None, currency=None),
-        build_call(other, call_no=2, started_at=midnight + timedelta(days=1)),
-    )
-    days = monitor.usage_days(midnight - timedelta(days=1), midnight + timedelta(days=1))
-    shown = {
-        (day.day, day.job_type, day.currency): (day.calls, day.failed_calls, day.cost_micros, day.unpriced_calls)
-        for day in days
-    }
-    assert shown == {
-        ("2026-03-01", "synthetic", "USD"): (1, 0, 7, 0),
-        ("2026-03-02", "synthetic", "USD"): (3, 1, 7, 2),
-        ("2026-03-02", "synthetic", "CNY"): (1, 0, 3, 0),
-        ("2026-03-02", "other_type", None): (1, 0, None, 1),
-    }
-    assert [day.day for day in days] == sorted((day.day for day in days), reverse=True)

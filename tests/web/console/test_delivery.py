@@ -15,7 +15,6 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.web.console.attempts import build_attempts
 from aijobs.web.console.strip import build_strip
 from aijobs.web.console.times import ago, duration
-from aijobs.web.console.waits import find_wait
 from tests.web.console.stage import Stage
 
 GRACE = timedelta(seconds=30)
@@ -36,9 +35,8 @@ def _steps(stage: Stage, job_id: str) -> list[str]:
 
 
 def _wait(stage: Stage, job_id: str) -> str | None:
-    detail = _detail(stage, job_id)
-    queue = next(q for q in stage.services.monitor.queue_statuses() if q.queue_name == detail.job.queue_name)
-    return find_wait(detail, queue, GRACE)
+    wait = stage.services.monitor.find_wait(_detail(stage, job_id))
+    return wait.reason if wait else None
 
 
 def _set_event(stage: Stage, job_id: str, **values: Any) -> None:

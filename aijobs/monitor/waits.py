@@ -1,0 +1,77 @@
+"""Why a job that has not ended is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from aijobs.ai.breaker import BreakerState
+from aijobs.jobs.history import WORKER
+from aijobs.monitor.views import JobDetail, OutboxRow, QueueStatus, Wait
+from aijobs.outbox.models import ENQUEUE, PUBLISHED
+
+
+def enqueue_event(detail: JobDetail) -> OutboxRow | None:
+    """The event that asks for the job's present or next attempt."""
+    return next((event for event in reversed(detail.outbox) if event.event_type == ENQUEUE), None)
+
+
+def due_at(detail: JobDetail) -> datetime:
+    """When the job may be taken: its due time."""
+    return detail.job.next_attempt_at or detail.job.created_at
+
+
+def lease_expired(detail: JobDetail, grace: timedelta) -> bool:
+    """Whether the holder's lease has run out, grace included."""
+    until = detail.job.lock_until
+    return detail.job.locked_by is not None and until is not None and until + grace < detail.read_at
+
+
+def was_postponed(detail: JobDetail) -> bool:
+    """Whether the job's worker gave it back for a while, uncounted, as no provider was to be asked just then.
+
+    A worker that stops gives its jobs back too, but to be taken at once.
+    """
+    job, last = detail.job, detail.history[-1] if detail.history else None
+    if last is None or last.type != "released" or last.actor != WORKER or job.locked_by is not None:
+        return False
+    return job.next_attempt_at is not None and job.next_attempt_at > last.at
+
+
+def find_wait(
+    detail: JobDetail, queue: QueueStatus | None, breakers: Sequence[BreakerState], lease_grace: timedelta
+) -> Wait | None:
+    """The reason for the wait; None for a job that has ended.
+
+    `queue` is the one that the job waits in, `breakers` are those that keep its calls back; both matter for a job that
+    nobody holds.
+    """
+    job = detail.job
+    if job.final:
+        return None
+    if lease_expired(detail, lease_grace):
+        return Wait("lease_expired")
+    if job.phase == "cancel_requested":
+        return Wait("cancelling")
+    if job.locked_by is not None:
+        return Wait("running")
+    until = due_at(detail) if due_at(detail) > detail.read_at else None
+    if queue is not None and queue.paused is not None:
+        return Wait("paused", until)
+    if until is not None and was_postponed(detail):
+        return Wait("breaker_open", until, tuple(breakers)) if breakers else Wait("providers_busy", until)
+    if until is not None:
+        return Wait("not_due", until)
+    return Wait(_delivery(detail, queue))
+
+
+def _delivery(detail: JobDetail, queue: QueueStatus | None) -> str:
+    """How far the message of a job that is due has come."""
+    if queue is not None and queue.broker_depth is None:
+        return "broker_away"
+    if queue is not None and queue.workers == 0:
+        return "no_worker"
+    event = enqueue_event(detail)
+    if event is None or (event.status != PUBLISHED and event.last_sent_at is None):
+        return "not_sent"
+    return "in_line"
