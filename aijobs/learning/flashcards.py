@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from aijobs.ai.catalogue import LOCAL
+from aijobs.ai.models import DONE, AiUsageLog
 from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
 from aijobs.db import Database
@@ -19,6 +23,17 @@ from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overri
 from aijobs.learning.models import Flashcard
 
 TARGET_TYPE = "note"
+RULES, MODEL = "rules", "model"
+
+
+@dataclass(frozen=True)
+class FlashcardSet:
+    """What came of a job: the newest job of its chain, and its cards as the API answers them."""
+
+    job: AiJob
+    cards: list[dict[str, Any]]
+    made_by: str | None
+    """`rules` (from the learner's own text, by no AI model) or `model`; None where nobody answered yet."""
 
 
 class FlashcardService:
@@ -51,8 +66,8 @@ class FlashcardService:
             )
         )
 
-    def find(self, user_id: str, job_id: str) -> tuple[AiJob, list[dict[str, Any]]]:
-        """The newest job of the chain that `job_id` is part of, and its cards.
+    def find(self, user_id: str, job_id: str) -> FlashcardSet:
+        """The newest job of the chain that `job_id` is part of, its cards, and by what they were made.
 
         JOB_NOT_FOUND for no job, somebody else's, and one of another type.
         """
@@ -66,7 +81,21 @@ class FlashcardService:
             cards = session.execute(
                 select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
             ).scalars()
-            return newest, [_as_json(card) for card in cards]
+            return FlashcardSet(newest, [_as_json(card) for card in cards], _made_by(session, newest.root_id))
+
+
+def _made_by(session: Session, root_id: str) -> str | None:
+    """By what the chain's last answer was made: a retry may have inherited it."""
+    provider = session.execute(
+        select(AiUsageLog.provider)
+        .join(AiJob, AiJob.id == AiUsageLog.job_id)
+        .where(AiJob.root_id == root_id, AiUsageLog.state == DONE, AiUsageLog.finish_reason.is_not(None))
+        .order_by(AiUsageLog.started_at.desc(), AiUsageLog.id.desc())
+        .limit(1)
+    ).scalar()
+    if provider is None:
+        return None
+    return RULES if provider == LOCAL.provider else MODEL
 
 
 def take_credential(body: Mapping[str, Any]) -> tuple[dict[str, Any], Overrides]:

@@ -156,6 +156,7 @@ def test_notes_become_cards_with_quotes_from_them(app: App) -> None:
     ]
     texts = {segment["sid"]: segment["text"] for segment in NOTES["segments"]}
     assert found["flashcards"]
+    assert found["madeBy"] == "rules", "the learner can be told that no AI model wrote this"
     assert all(e["quote"] in texts[e["sid"]] for card in found["flashcards"] for e in card["evidence"])
 
 

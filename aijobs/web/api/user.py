@@ -67,8 +67,9 @@ def list_flashcards() -> Response:
         raise InputInvalid([("jobId", "must be given")])
     if not is_id(job_id):
         raise ApiError("JOB_NOT_FOUND")
-    newest, cards = services().flashcards.find(get_user_id(), job_id)
-    return answer({"job": user_job(_own_job(newest.id), language()), "flashcards": cards})
+    found = services().flashcards.find(get_user_id(), job_id)
+    told = {"madeBy": found.made_by} if found.made_by and found.cards else {}
+    return answer({"job": user_job(_own_job(found.job.id), language()), "flashcards": found.cards, **told})
 
 
 def _own_job(job_id: str) -> JobView:
