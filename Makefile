@@ -55,8 +55,9 @@ chaos: $(INSTALLED) system-packages ## kill, freeze and cut off everything (DATA
 	@exec $(BIN)/python -m tests.chaos --database $(DATABASE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
-bench: $(INSTALLED) system-packages ## kill, freeze and flush in mid-run, with figures
-	@exec $(BIN)/python -m bench.reliability
+bench: $(INSTALLED) system-packages ## kill, freeze and flush in mid-run, and calls to a server, with figures
+	@$(BIN)/python -m bench.reliability
+	@exec $(BIN)/python -m bench.providers
 
 .PHONY: check
 check: lint ## lint, types, tests

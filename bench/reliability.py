@@ -265,7 +265,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def end_by_signal(number: int, frame: FrameType | None) -> None:
+    """Let a signal end the program as an exception would, so that nothing that it started is left."""
     raise SystemExit(128 + number)
 
 
@@ -281,7 +282,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_by_signal)
     logs.configure("CRITICAL")
     outcomes: list[Outcome] = []
     machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
-from aijobs.jobs.status import FINAL, SUCCEEDED
+from aijobs.jobs.status import CANCELLED, FINAL, SUCCEEDED
 from aijobs.monitor.check import Bounds, Check
 from aijobs.outbox.models import OutboxEvent
 from aijobs.schema import upgrade
@@ -138,6 +138,10 @@ class Site:
     def count_done(self) -> int:
         """Jobs that have succeeded."""
         return self._count(AiJob.lifecycle_status == SUCCEEDED)
+
+    def count_cancelled(self) -> int:
+        """Jobs that were cancelled."""
+        return self._count(AiJob.lifecycle_status == CANCELLED)
 
     def count_open(self) -> int:
         """Jobs that have not ended."""

@@ -1,4 +1,4 @@
-"""The measurement of reliability runs as it is documented, and would say so if a job were lost or done twice."""
+"""The measurements run as documented, and would say so if a job were lost or done twice, or a call too many made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from bench import providers
 from bench.reliability import Outcome, table
 from tests.contracts.sources import ROOT
 from tests.support.processes import Processes
@@ -31,3 +32,23 @@ def test_a_lost_or_doubled_job_is_said_and_no_success(fault: dict[str, object]) 
         setattr(outcome, name, value)
     assert not outcome.is_sound
     assert ("broken" in table([outcome])) == ("broken" in fault)
+
+
+def test_a_server_that_loses_each_first_answer_is_asked_twice_a_job_and_no_more(processes: Processes) -> None:
+    options = ("--run", "lost answer", "--jobs", "8", "--json")
+    program = processes.spawn([sys.executable, "-m", "bench.providers", *options], cwd=ROOT)
+    assert program.wait(100) == 0, program.output
+    (figures,) = json.loads(program.output[program.output.index("{") :])["figures"]
+    assert (figures["jobs"], figures["done"], figures["calls"], figures["ratio"]) == (4, 4, 8, 2.0)
+    assert figures["details"] == {"rows_billed": 4, "possibly_billed": 4}
+
+
+@pytest.mark.parametrize("fault", [{"done": 9}, {"calls": 11}, {"calls": 9}, {"broken": ["promise 8: 1 x a call"]}])
+def test_a_lost_job_and_a_call_too_many_are_said_and_no_success(fault: dict[str, object]) -> None:
+    figures = providers.Figures("server", 1, 10, done=10, calls=10, wanted_calls=10)
+    assert figures.is_sound
+    assert "broken" not in providers.table([figures])
+    for name, value in fault.items():
+        setattr(figures, name, value)
+    assert not figures.is_sound
+    assert "broken" in providers.table([figures])
