@@ -25,6 +25,16 @@ JOB_KEYS = (
 """The keys of every line about a job; null where a line has no value for one."""
 
 
+_TELLTALES = ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2")
+"""Loggers that tell rows, requests and answers below WARNING: user ids, content and keys. Never shown, whatever level
+they are given: one of them takes its own from the environment (`OPENAI_LOG`), after we have set ours."""
+
+
+def _is_fit_for_us(record: logging.LogRecord) -> bool:
+    """Whether a line may go to our log."""
+    return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _TELLTALES
+
+
 def configure(level: str = "INFO", *, stream: Any = None) -> None:
     """Send our lines and the standard library's (Huey, SQLAlchemy, Flask) as JSON to `stream` (stderr)."""
     shared: list[Any] = [
@@ -40,6 +50,7 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(_is_fit_for_us)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -53,9 +64,7 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # SQL echo would print bound parameters, and a client its requests: user ids, content and keys. Never below WARNING,
-    # whatever the level.
-    for name in ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2"):
+    for name in _TELLTALES:
         logging.getLogger(name).setLevel(logging.WARNING)
     # The pool writes a stack for each connection that a database took with it; the outage's own lines tell of it.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)

@@ -34,6 +34,7 @@ from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import get_logger
+from aijobs.validation import find_schema_faults, plain_location, plain_path
 
 logger = get_logger(__name__)
 
@@ -239,15 +240,13 @@ def _told(counts: _Counts, cost: Cost | None) -> dict[str, Any]:
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
     """The answer after the output's schema and the definition's own check; `JobError` VALIDATION_… naming faults."""
     definition: JobDefinition = run.definition
-    if faults := list(find_faults(answer)):
+    if faults := [(plain_path(path), fault) for path, fault in find_faults(answer)]:
         raise schema_faults(faults)
     try:
         model = definition.output.schema.model_validate(dict(answer))
     except ValidationError as error:
         # Without the input, which is the model's answer and belongs in no log and no message.
-        named = [
-            (".".join(map(str, e["loc"])), e["msg"]) for e in error.errors(include_input=False, include_context=False)
-        ]
+        named = [(plain_location(place), fault) for place, fault in find_schema_faults(error)]
         raise schema_faults(named) from None
     output: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
     if definition.output.validator is not None:

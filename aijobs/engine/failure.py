@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from aijobs.ai import secret_shapes as shapes
 from aijobs.errors import JobError, is_code
 from aijobs.logs import Outage, Sparing, where
+from aijobs.validation import find_schema_faults, plain_location
 
 MAX_BYTES = 16_000
 _QUOTING = frozenset({"sqlalchemy", "sqlite3", "psycopg", "pymysql"})
@@ -131,8 +132,7 @@ def _words(error: BaseException) -> str:
 
 
 def _fields(error: ValidationError) -> list[str]:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [f"{'.'.join(map(str, each['loc'])) or '(all)'}: {each['msg']}" for each in found]
+    return [f"{plain_location(place) or '(all)'}: {fault}" for place, fault in find_schema_faults(error)]
 
 
 def _code(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from aijobs.canonical import canonical_bytes, find_faults, identifier_fault, jso
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import InputInvalid
 from aijobs.settings import KeyRing
+from aijobs.validation import Location, find_schema_faults
 
 UnavailableFor = Callable[[JobDefinition, str, str | None], timedelta | None]
 """Whether nobody would work now on a job of this definition, credential mode and credential id, and for how long."""
@@ -63,11 +64,11 @@ def validated_input(definition: JobDefinition, received: Mapping[str, Any]) -> d
     try:
         model = definition.input.schema.model_validate(dict(received))
     except ValidationError as error:
-        raise InputInvalid([(_path(e["loc"]), e["msg"]) for e in error.errors(include_input=False)]) from None
+        raise InputInvalid([(_path(place), fault) for place, fault in find_schema_faults(error)]) from None
     return model.model_dump(mode="json", by_alias=True)
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _path(location: Location) -> str:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)

@@ -1,8 +1,47 @@
-"""What is said sparingly is said: each thing once a minute, and how often it was held back."""
+"""What may not be said is not heard; what is said sparingly is said once a minute, and how often it was held back."""
 
 from __future__ import annotations
 
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from aijobs import logs
 from aijobs.logs import Sparing
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged at DEBUG meanwhile."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("DEBUG", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("name", ["openai", "httpx2", "httpcore2", "sqlalchemy.engine", "jieba"])
+@pytest.mark.parametrize("below", ["", ".connection"])
+def test_who_tells_requests_and_rows_is_not_heard_at_debug_whatever_level_it_was_given(
+    log: io.StringIO, name: str, below: str
+) -> None:
+    loggers = {each: each.level for each in (logging.getLogger(name), logging.getLogger(name + below))}
+    try:
+        for each in loggers:
+            each.setLevel(logging.DEBUG)
+            each.debug("Request options: %s", {"messages": "CANARY"})
+            each.info("INSERT %s", "CANARY")
+            each.warning("a warning is heard")
+    finally:
+        for each, level in loggers.items():
+            each.setLevel(level)
+    assert "CANARY" not in log.getvalue()
+    assert log.getvalue().count("a warning is heard") == len(loggers)
+    logging.getLogger("huey").debug("others are heard at their level")
+    assert "others are heard" in log.getvalue()
 
 
 class Clock:

@@ -10,6 +10,7 @@ from typing import Any
 
 from aijobs.ai.output import MAX_CHARACTERS
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest
+from aijobs.ai.providers.openai_compatible.names import name, reason
 from aijobs.ai.tokens import estimate_tokens
 
 BLANK_LIMIT = 4_000
@@ -31,6 +32,8 @@ class Received:
     """What has come of an answer. Read from another thread when the call was cut off."""
 
     request: GenerateRequest = field(repr=False)
+    key: str = field(default="", repr=False)
+    """What the call is paid with, to be found in nothing that the server calls a name."""
     pieces: list[str] = field(default_factory=list, repr=False)
     characters: int = 0
     blanks: int = 0
@@ -62,8 +65,8 @@ class Received:
         usage, choices = chunk.get("usage"), chunk.get("choices") or ()
         if isinstance(usage, Mapping):
             self.usage = usage
-        if isinstance(chunk.get("model"), str) and chunk["model"]:
-            self.model = chunk["model"]
+        if (model := name(chunk.get("model"), self.key)) is not None:
+            self.model = model
         told = self._add_choice(choices[0]) if choices else False
         return told or bool(usage)
 
@@ -76,9 +79,9 @@ class Received:
             self._add_text(text)
         if said.get("refusal"):
             self.refused = True
-        if isinstance(reason := choice.get("finish_reason"), str):
-            self.finish_reason = reason
-        return bool(text or thought or said.get("refusal") or reason)
+        if isinstance(ended := choice.get("finish_reason"), str):
+            self.finish_reason = reason(ended)
+        return bool(text or thought or said.get("refusal") or ended)
 
     def _add_text(self, text: str) -> None:
         self.pieces.append(text)

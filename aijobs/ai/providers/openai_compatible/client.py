@@ -23,6 +23,7 @@ from aijobs.ai.provider import (
     GenerateRequest,
 )
 from aijobs.ai.providers.openai_compatible.call import Limits, Received, receive
+from aijobs.ai.providers.openai_compatible.names import name
 from aijobs.ai.providers.openai_compatible.refusals import ServerError, failure_of, stream_failure
 
 MAX_ERROR_BYTES = 65_536
@@ -51,6 +52,7 @@ class ServerClient:
         """Ask, and take in the whole answer. `CallFailed`; `TimeoutError` at the deadline."""
         own_key = request.credential is not None
         key = request.credential.open() if request.credential else self._config.key
+        received.key = key or ""
         mode = self._json_mode(request)
 
         async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
@@ -163,7 +165,7 @@ async def _admit(response: httpx2.Response) -> None:
         completion = json.loads(body)
         if isinstance(completion, Mapping) and completion.get("choices"):
             raise _Whole(completion, response.status_code, _request_id(response))
-    raise _Refused(ServerError(response.status_code, response.headers, body))
+    raise _Refused(ServerError(response.status_code, response.headers, body, _request_id(response)))
 
 
 async def _beginning(response: httpx2.Response, limit: int) -> bytes:
@@ -203,12 +205,13 @@ class _Bounded(httpx2.AsyncByteStream):
 async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncGenerator[Mapping[str, Any]]:
     async with stream:
         async for chunk in stream:
-            yield chunk.to_dict()
+            # Of what isn't as it should be a warning would quote the value.
+            yield chunk.to_dict(warnings=False)
 
 
 def _request_id(response: Any) -> str | None:
-    found = response.headers.get("x-request-id")
-    return str(found) if found else None
+    key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
+    return name(response.headers.get("x-request-id"), key)
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:

@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from aijobs.ai.provider import CallFacts, CallFailed, ConstraintRefused
+from aijobs.ai.providers.openai_compatible.names import is_word
 from aijobs.clock import utc_now
 
 _SAFETY = re.compile(r"content exists risk|content[_ ](?:filter|policy)|content management policy|safety system")
@@ -24,8 +25,6 @@ _TOO_LONG = re.compile(
 _CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided|grammar|structured output")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NO_MONEY = re.compile(r"insufficient[_ ](?:quota|balance|funds)|exceeded your current quota|billing")
-_WORD = re.compile(r"(?=.{1,40}\Z)[a-z]+(?:_[a-z]+)*|\d{1,5}")
-"""A code that may be told: lower-case words, as `rate_limit_exceeded`. No key and no note looks like that."""
 _TRY_AGAIN = frozenset({408, 409, 425, 429})
 _NOT_BILLED = frozenset({429, 503, 529})
 """Turned away at the door. Of a 500, 502 or 504 nobody knows whether the work was done behind it."""
@@ -38,10 +37,8 @@ class ServerError:
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-    @property
-    def request_id(self) -> str | None:
-        return self.headers.get("x-request-id")
+    request_id: str | None = None
+    """Its own name for the call, where it may be told."""
 
 
 def failure_of(error: ServerError, *, own_key: bool, constrained: bool) -> CallFailed:
@@ -131,4 +128,4 @@ def _told(body: bytes) -> tuple[str, list[str]]:
 
 def _words(error: Mapping[str, Any]) -> list[str]:
     values = (str(error[key]) for key in ("type", "code") if isinstance(error.get(key), str | int))
-    return [value for value in dict.fromkeys(values) if _WORD.fullmatch(value)]
+    return [value for value in dict.fromkeys(values) if is_word(value)]
