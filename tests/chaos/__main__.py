@@ -97,12 +97,14 @@ class Game:
                 open_jobs = tuple(find_open_jobs(self.driver.database))
                 self.broken.append(Broken(f"not ended {seconds:g} s after the last fault: {still}", open_jobs))
                 return
+            self.faults.thaw()
             time.sleep(0.2)
         job_id = self.driver.create_afterwards(AFTERWARDS)
         while count_open(self.driver.database):
             if time.monotonic() > ends:
                 self.broken.append(Broken("a job made after it all does not end", (job_id,)))
                 return
+            self.faults.thaw()
             time.sleep(0.05)
 
     def _judge(self) -> None:

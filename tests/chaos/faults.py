@@ -62,13 +62,19 @@ class Faults:
     def heal(self) -> None:
         """Undo everything: what is frozen goes on, what is stopped starts, no crash point is armed."""
         crashes.disarm(self._stage.crash_folder)
-        for name in self._stage.roles:
-            self._stage.signal(name, signal.SIGCONT)
+        self.thaw()
         self._stage.provider.is_out = False
         self._stage.provider.start()
         self._stage.valkey.ensure_running()
         if isinstance(self._stage.databases, Server):
             self._stage.databases.ensure_running()
+
+    def thaw(self) -> None:
+        """Let everybody go on who stands still. To be said again: a process that had taken its point before it was
+        disarmed may come there only now.
+        """
+        for name in self._stage.roles:
+            self._stage.signal(name, signal.SIGCONT)
 
     @staticmethod
     def _class_of(target: str) -> str:
