@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class CrashPoints:
         self._folder, self._name = folder, name
         self._guard = threading.Lock()
         self._left: dict[str, int] = {}
-        self._stops: set[str] = set()
+        self._stops: dict[str, float] = {}
+        """Points at which to freeze instead, and until when by the clock."""
 
     def reach(self, point: str) -> None:
         """Go on, or end the process here and now."""
@@ -66,9 +68,12 @@ class CrashPoints:
             self._left[point] -= 1
             if self._left[point] >= 0:
                 return
-            stop = point in self._stops
-            if stop:
+            until = self._stops.get(point)
+            if until is not None:
                 del self._left[point]
+        stop = until is not None
+        if until is not None and time.time() > until:
+            return  # Nobody waits any more to let it go on.
         append(self._folder / (STOPS if stop else CRASHES), point=point, process=self._name)
         if not stop:
             os._exit(EXIT_CODE)
@@ -77,19 +82,23 @@ class CrashPoints:
     def _take(self, point: str) -> bool:
         armed = self._folder / point
         try:
-            count, _, how = armed.read_text().partition(" ")
+            count, _, until = armed.read_text().partition(" ")
             armed.unlink()
         except FileNotFoundError:
             return False
         self._left[point] = int(count)
-        (self._stops.add if how else self._stops.discard)(point)
+        self._stops.pop(point, None)
+        if until:
+            self._stops[point] = float(until)
         return True
 
 
-def arm(folder: Path, point: str, passages: int, *, stop: bool = False) -> None:
-    """Have the next process that comes to `point` end there, after `passages` passages; or freeze, with `stop`."""
+def arm(folder: Path, point: str, passages: int, *, stop_within_s: float | None = None) -> None:
+    """Have the next process that comes to `point` end there, after `passages` passages; or freeze, where it comes there
+    `stop_within_s` from now.
+    """
     draft = folder / f".{point}"
-    draft.write_text(f"{passages} stop" if stop else str(passages))
+    draft.write_text(str(passages) if stop_within_s is None else f"{passages} {time.time() + stop_within_s}")
     draft.rename(folder / point)
 
 
