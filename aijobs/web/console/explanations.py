@@ -128,7 +128,7 @@ WAITS: Mapping[str, Explanation] = {
     ),
     "breaker_open": Explanation(
         _l("Its worker gave it back: every provider that it may go to is left alone for now."),
-        _l("Nothing is used up by this wait, and it is sent again by itself; what ails the providers stands here."),
+        _l("No retry is used up by this wait; the job is sent again by itself at the time shown."),
     ),
     "providers_busy": Explanation(
         _l("Its worker gave it back: no provider had a call to spare just then."),

@@ -87,6 +87,22 @@ def _provider(name: str, **changes: Any) -> ProviderConfig:
 
 @pytest.fixture
 def monitor(database: Database, broker: ScriptedBroker, providers: ProviderReads) -> Monitor:
+    return _monitor(database, broker, providers)
+
+
+@pytest.fixture
+def sqlite_database(create_sqlite_database: Callable[..., str]) -> Iterator[Database]:
+    database = Database(create_sqlite_database(prepare_database))
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def sqlite_monitor(sqlite_database: Database, broker: ScriptedBroker, providers: ProviderReads) -> Monitor:
+    return _monitor(sqlite_database, broker, providers)
+
+
+def _monitor(database: Database, broker: ScriptedBroker, providers: ProviderReads) -> Monitor:
     registry = JobDefinitionRegistry()
     registry.register_projector(synthetic.PROJECTOR)
     registry.register(synthetic.DEFINITION)
@@ -111,5 +127,27 @@ def statements(database: Database) -> Callable[[], Any]:
             yield seen
         finally:
             event.remove(database.engine, "before_cursor_execute", executed)
+
+    return recording
+
+
+@pytest.fixture
+def plans(sqlite_database: Database) -> Callable[[], Any]:
+    """`with plans() as seen:` how SQLite goes about what is asked inside, step by step."""
+
+    @contextmanager
+    def recording() -> Iterator[list[str]]:
+        seen: list[str] = []
+
+        def executed(_connection: Any, cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+            if statement.startswith("SELECT"):
+                plan = cursor.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                seen.extend(row[3] for row in plan.fetchall())
+
+        event.listen(sqlite_database.engine, "before_cursor_execute", executed)
+        try:
+            yield seen
+        finally:
+            event.remove(sqlite_database.engine, "before_cursor_execute", executed)
 
     return recording

@@ -13,6 +13,7 @@ from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
 from aijobs.web.cli.opening import open_services
 from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
+from tests.support.rows import add, build_call, build_job, ended
 
 Aijobs = Callable[..., tuple[int, str, str]]
 NO_JOB = "01990000-0000-7000-8000-000000000000"
@@ -55,6 +56,44 @@ def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs
     assert shown["history"][0]["type"] == "created"
     assert shown["job"]["createdAt"].endswith("Z")
     assert "SECRET-CANARY" not in out + as_json
+
+
+def test_a_job_tells_why_it_waits(aijobs: Aijobs, job_id: str) -> None:
+    out = aijobs("job", job_id)[1]
+    assert "  because       The broker cannot be reached, so nothing is handed out.\n" in out
+    waiting = json.loads(aijobs("job", job_id, "--json")[1])["waiting"]
+    assert waiting["reason"] == "broker_away"
+
+
+def test_a_job_tells_what_each_call_and_its_chain_cost_and_what_nobody_knows(
+    upgraded: Aijobs, services: Services
+) -> None:
+    first = build_job(**ended("failed"))
+    retry = build_job(parent_job_id=first.id, root_id=first.id, **ended("succeeded"))
+    lost = {"state": "lost", "billed": "unknown", "prompt_tokens": None, "completion_tokens": None, "latency_ms": None}
+    add(
+        services.database,
+        first,
+        retry,
+        build_call(first, latency_ms=812, http_status=200, request_id="req-1", prompt_tokens=1200, cached_tokens=200),
+        build_call(first, call_no=2, cost_micros=None, currency=None, **lost),
+        build_call(retry, estimated=True, cost_micros=1_250_000),
+    )
+    out = upgraded("job", first.id)[1]
+    calls = out.partition("Provider calls\n")[2].splitlines()
+    assert calls == [
+        "  attempt 1.1  local m: done in 812 ms, HTTP 200, 1,200 (200 cached) + 5 tokens, $0.000007, request req-1",
+        "  attempt 1.2  local m: lost, cost unknown, possibly billed",
+        "  this job     2 calls, 1 failed, 1 lost, 1,200 (200 cached) + 5 tokens, $0.000007, 1 without a price, "
+        "1 possibly billed",
+        "  whole chain  3 calls, 1 failed, 1 lost, 1,210 (200 cached) + 10 tokens, $1.250007, 1 without a price, "
+        "1 estimated, 1 possibly billed",
+    ]
+    shown = json.loads(upgraded("job", first.id, "--json")[1])
+    assert shown["usageTotal"]["costs"] == [{"currency": "USD", "costMicros": 7}]
+    assert shown["chainTotal"]["costs"] == [{"currency": "USD", "costMicros": 1_250_007}]
+    assert shown["usage"][1]["costMicros"] is None
+    assert "waiting" not in shown
 
 
 @pytest.mark.parametrize("command", ["job", "cancel", "retry"])

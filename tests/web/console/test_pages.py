@@ -30,7 +30,7 @@ _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role: str, language: str) -> None:
     jobs = stage.each_phase()
     console = stage.client(role, language)
-    for address in LISTS:
+    for address in (*LISTS, *(("/console/usage",) if role != "VIEWER" else ())):
         text = console.soup(address).find("main").get_text()
         assert bool(_CHINESE.search(text)) == (language == "zh"), address
     for phase, job_id in jobs.items():
@@ -43,7 +43,7 @@ def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role:
 def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -> None:
     jobs = stage.each_phase()
     console = stage.client("SUPER_ADMIN")
-    pages = [*LISTS, *(f"/console/jobs/{job_id}" for job_id in jobs.values())]
+    pages = [*LISTS, "/console/usage", *(f"/console/jobs/{job_id}" for job_id in jobs.values())]
     pages += [f"/console/jobs/{jobs['failed']}/retry", f"/console/jobs/{jobs['running']}/cancel", "/console/jobs/nope"]
     for address in pages:
         answer = console.get(address)
