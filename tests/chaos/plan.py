@@ -14,7 +14,7 @@ from typing import Any
 from aijobs.queues.broker import queue_key
 from tests.chaos.crashes import POINTS, STOP_POINTS
 
-ACTIONS_PER_S = 6.0
+ACTIONS_PER_S = 5.0
 FAULT_GAP_S = (0.5, 1.5)
 USERS = tuple(f"learner-{n}" for n in range(12))
 

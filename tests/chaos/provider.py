@@ -27,7 +27,7 @@ QUIET_WITHIN_S = 15.0
 
 STEPS: Mapping[str, Step] = {
     "good": Answer(),
-    "slow": Answer(delta_chars=6, delta_s=0.1),
+    "slow": Answer(delta_chars=6, delta_s=0.06),
     "slower than a lease": Answer(delta_chars=4, delta_s=0.2),
     "slow cards": Answer(delta_chars=80, delta_s=0.1),
     "429": faults.too_many_requests(retry_after_s=0.3),

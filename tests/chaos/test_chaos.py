@@ -27,8 +27,9 @@ def play(processes: Processes, *options: str, timeout: float) -> str:
     return program.output
 
 
+@pytest.mark.timeout(200)
 def test_twenty_seconds_of_chaos_break_no_promise(processes: Processes) -> None:
-    output = play(processes, "--database", "sqlite", "--seed", "312", "--seconds", "20", timeout=100)
+    output = play(processes, "--database", "sqlite", "--seed", "312", "--seconds", "20", timeout=180)
     assert "tracebacks  0" in output
 
 
