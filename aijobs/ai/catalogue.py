@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -16,18 +17,26 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from aijobs.ai.provider import Route
+from aijobs.definitions.definition import USER_MODES
 from aijobs.errors import SettingsError
 
 BUILT_IN = Path(__file__).with_name("providers.toml")
 LOCAL = Route("local", "local-extractive-v1")
 """The built-in provider: it needs no network and no key."""
 DEFAULT = "default"
-USER_MODES = frozenset({"user_deepseek_key"})
-"""The credential modes under which a user's own key pays."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 JsonMode = Literal["json_schema", "json_object", "prompt"]
 """What a server takes: a schema for its answer, the demand for one JSON object, or neither, which leaves the prompt."""
+
+
+def _is_near(host: str) -> bool:
+    """Whether a host is on this machine or in its own network, as far as its name tells."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".local", ".internal", ".lan", ".localhost"))
+    return address.is_private or address.is_loopback
 
 
 def _base_url(text: str) -> str:
@@ -36,6 +45,8 @@ def _base_url(text: str) -> str:
         raise ValueError("is an https:// or http:// address")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("is an address with no user, query or fragment")
+    if parts.scheme == "http" and not _is_near(parts.hostname):
+        raise ValueError("is https:// for a server beyond your own network: keys and notes would go in clear")
     return text.rstrip("/")
 
 
@@ -49,6 +60,9 @@ class _Provider(BaseModel):
     json_mode: JsonMode = "json_schema"
     key: Literal["required", "none"] = "required"
     prices_as: str | None = None
+    tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    context_tokens: int | None = Field(None, ge=1, le=100_000_000)
     max_concurrent_calls: int = Field(0, ge=0, le=1000)
     moderation_model: str | None = None
     connect_s: float = Field(5, gt=0, le=60, strict=False)
@@ -80,6 +94,11 @@ class ProviderConfig:
     needs_key: bool
     prices_as: str
     """The provider's name in the price list."""
+    tokens_name: str
+    """How its models call the limit on an answer's tokens."""
+    max_output_tokens: int | None
+    context_tokens: int | None
+    """The most that an answer, and prompt and answer together, may have; None: not known."""
     max_concurrent_calls: int
     """At once, across all workers; 0: any number."""
     moderation_model: str | None
@@ -126,7 +145,8 @@ class Catalogue:
             for mode, texts in {**built_in.user_routes, **own.user_routes}.items()
         }
         _check_keys(where, named, providers)
-        if unknown := set(users) - USER_MODES:
+        _check_moderators(where, providers)
+        if unknown := set(users) - set(USER_MODES):
             raise SettingsError(f"{where}: user_routes has {min(unknown)}; it is for {', '.join(sorted(USER_MODES))}")
         if LOCAL.provider in {route.provider for routes in users.values() for route in routes}:
             raise SettingsError(f"{where}: the built-in provider takes no user's key")
@@ -167,6 +187,9 @@ def _config(name: str, table: _Provider, key: str | None) -> ProviderConfig:
         key=key,
         needs_key=table.key == "required",
         prices_as=table.prices_as or name,
+        tokens_name=table.tokens_name,
+        max_output_tokens=table.max_output_tokens,
+        context_tokens=table.context_tokens,
         max_concurrent_calls=table.max_concurrent_calls,
         moderation_model=table.moderation_model,
         connect_s=table.connect_s,
@@ -198,6 +221,13 @@ def _route(where: str, name: str, text: str, providers: Mapping[str, ProviderCon
     if route == LOCAL or (provider in providers and model in providers[provider].models):
         return route
     raise SettingsError(f"{where}: route {name}: {text!r} is no provider/model of this file")
+
+
+def _check_moderators(where: str, providers: Mapping[str, ProviderConfig]) -> None:
+    """Refused rather than passed over: whoever names a moderation believes it done."""
+    for name, config in providers.items():
+        if config.moderation_model and not config.ready:
+            raise SettingsError(f"{where}: the moderation of {name} needs a key: set AIJOBS_{name.upper()}_API_KEY")
 
 
 def _check_keys(where: str, routes: Mapping[str, tuple[Route, ...]], providers: Mapping[str, ProviderConfig]) -> None:

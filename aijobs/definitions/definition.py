@@ -15,7 +15,9 @@ CredentialMode = Literal["platform_key", "user_deepseek_key"]
 DOMAINS = ("analysis", "generation", "import", "maintenance")
 PLATFORM_KEY: CredentialMode = "platform_key"
 USER_DEEPSEEK_KEY: CredentialMode = "user_deepseek_key"
-CREDENTIAL_MODES: tuple[CredentialMode, ...] = (PLATFORM_KEY, USER_DEEPSEEK_KEY)
+USER_MODES: tuple[CredentialMode, ...] = (USER_DEEPSEEK_KEY,)
+"""Those whose calls run on a key of the user's own, and are paid by the user."""
+CREDENTIAL_MODES: tuple[CredentialMode, ...] = (PLATFORM_KEY, *USER_MODES)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,23 @@ def test_a_framework_in_the_engine_is_caught(line: str) -> None:
     assert list(strangers(sample(line, "aijobs.engine.sample")))
 
 
+def test_api_console_and_command_line_know_what_they_share_and_not_each_other() -> None:
+    found = [
+        f"{module.at(one.line)}: {module.name} imports {one.target}"
+        for module in modules()
+        if (face := face_of(module.name))
+        for one in imports(module)
+        if (other := face_of(one.target)) and other != face
+    ]
+    assert not found, "\n".join(found)
+
+
+def face_of(module: str) -> str | None:
+    """Which of the web's faces a module belongs to; None for what they share, and for all else."""
+    face = re.match(r"aijobs\.web\.(api|cli|console)\b", module)
+    return face and face[1]
+
+
 def test_no_modules_need_each_other_in_a_ring_to_be_imported() -> None:
     names = {module.name for module in modules()}
     arrows = {module.name: {one.target for one in imports(module, late=False)} & names for module in modules()}

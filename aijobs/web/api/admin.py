@@ -29,6 +29,7 @@ from aijobs.web.requests import (
     read_parameters,
     read_reason,
 )
+from aijobs.web.shapes import breaker
 from aijobs.web.user_tokens import is_user_request
 
 
@@ -109,7 +110,7 @@ def admin_list_providers() -> Response:
 def admin_close_breaker(provider: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
-    return answer(answers.breaker(_operating().close_breaker(provider, reason)))
+    return answer(breaker(_operating().close_breaker(provider, reason)))
 
 
 def admin_show_usage() -> Response:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from datetime import datetime
 from typing import Any
 
 from flask import Response, jsonify
 
-from aijobs.ai.breaker import BreakerState
 from aijobs.ai.credential_store import Credential
 from aijobs.canonical import json_name
-from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.monitor.usage_filter import UsageFilter
@@ -37,8 +34,8 @@ from aijobs.monitor.views import (
     Wait,
     WorkerRow,
 )
-from aijobs.web.console.explanations import WAITS
 from aijobs.web.context import language
+from aijobs.web.shapes import breaker, present, to_ms, waiting
 
 _SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
 """What of a provider call only those may see who may see usage."""
@@ -72,7 +69,7 @@ def user_job(view: JobView, lang: str) -> dict[str, Any]:
 
 def admin_job(job: JobRow, lang: str) -> dict[str, Any]:
     """A job in an operator's list."""
-    return _job(job, lang) | _present(
+    return _job(job, lang) | present(
         userId=job.user_id,
         targetType=job.target_type,
         targetId=job.target_id,
@@ -99,7 +96,7 @@ def admin_job(job: JobRow, lang: str) -> dict[str, Any]:
 
 def admin_detail(detail: JobDetail, wait: Wait | None, lang: str, *, usage: bool) -> dict[str, Any]:
     """Everything of one job but its content; tokens and cost with `usage` alone."""
-    body = admin_job(detail.job, lang) | _present(
+    body = admin_job(detail.job, lang) | present(
         waiting=waiting(wait) if wait else None,
         inputSchemaVersion=detail.input_schema_version,
         outputSchemaVersion=detail.output_schema_version,
@@ -121,7 +118,7 @@ def admin_detail(detail: JobDetail, wait: Wait | None, lang: str, *, usage: bool
 
 def credential(stored: Credential) -> dict[str, Any]:
     """A key of the user's own, by what it is recognised by."""
-    return _present(
+    return present(
         credentialId=stored.id,
         mode=stored.mode,
         label=stored.label,
@@ -134,7 +131,7 @@ def credential(stored: Credential) -> dict[str, Any]:
 
 def outbox_event(row: OutboxRow) -> dict[str, Any]:
     """An outbox event; its dedupe key and payload stay inside."""
-    return _present(
+    return present(
         eventId=row.id,
         eventType=row.event_type,
         jobId=row.job_id,
@@ -156,25 +153,25 @@ def outbox_event(row: OutboxRow) -> dict[str, Any]:
 def queue_status(queue: QueueStatus) -> dict[str, Any]:
     """A queue; what only the broker knows is null while it is away."""
     paused = queue.paused
-    body = _present(
+    body = present(
         queueName=queue.queue_name,
         waiting=queue.queued.value + queue.retrying.value,
         queued=queue.queued.value,
         retrying=queue.retrying.value,
         active=queue.active.value,
         oldestQueuedAt=queue.oldest_queued_at,
-        oldestAgeMs=_ms(queue.oldest_age_s),
-        paused=_present(reason=paused.reason, by=paused.by, at=paused.at) if paused else None,
+        oldestAgeMs=to_ms(queue.oldest_age_s),
+        paused=present(reason=paused.reason, by=paused.by, at=paused.at) if paused else None,
     )
     return body | {"brokerDepth": queue.broker_depth, "workers": queue.workers}
 
 
 def outbox_status(outbox: OutboxStatus) -> dict[str, Any]:
     """The outbox at a glance."""
-    return _present(
+    return present(
         counts={status: count.value for status, count in outbox.counts.items()},
         oldestPendingAt=outbox.oldest_pending_at,
-        lagMs=_ms(outbox.lag_s),
+        lagMs=to_ms(outbox.lag_s),
         dead=[outbox_event(row) for row in outbox.dead],
         unknownTypes=[outbox_event(row) for row in outbox.unknown_types],
     )
@@ -182,14 +179,14 @@ def outbox_status(outbox: OutboxStatus) -> dict[str, Any]:
 
 def worker(row: WorkerRow) -> dict[str, Any]:
     """A worker process."""
-    return _present(
+    return present(
         instanceId=row.instance_id,
         queueName=row.queue_name,
         host=row.host,
         pid=row.pid,
         startedAt=row.started_at,
         state=row.state,
-        heartbeatAgeMs=_ms(row.age_s),
+        heartbeatAgeMs=to_ms(row.age_s),
         activeJobCount=row.active_job_count,
         activeJobIds=list(row.active_job_ids),
         holds=[_camel(asdict(job)) for job in row.holds],
@@ -198,25 +195,11 @@ def worker(row: WorkerRow) -> dict[str, Any]:
 
 def providers(found: Providers, *, usage: bool) -> dict[str, Any]:
     """All AI providers; tokens and cost with `usage` alone."""
-    return _present(day=found.day, providers=[_provider(row, usage) for row in found.providers])
-
-
-def breaker(state: BreakerState) -> dict[str, Any]:
-    """A circuit breaker."""
-    return _present(
-        scope=state.scope,
-        state=state.word,
-        failures=state.failures,
-        opened=state.opened,
-        openForMs=_ms(state.open_for.total_seconds()) if state.open_for else None,
-        since=state.since,
-        why=state.why,
-        probing=state.probing,
-    )
+    return present(day=found.day, providers=[_provider(row, usage) for row in found.providers])
 
 
 def _provider(row: ProviderRow, usage: bool) -> dict[str, Any]:
-    return _present(
+    return present(
         name=row.name,
         host=row.host,
         key=row.key,
@@ -228,29 +211,29 @@ def _provider(row: ProviderRow, usage: bool) -> dict[str, Any]:
 
 
 def _calls(sums: CallSums, usage: bool) -> dict[str, Any]:
-    counted = _present(
+    counted = present(
         calls=sums.calls, failedCalls=sums.failed, callsUnderWay=sums.under_way, medianLatencyMs=sums.median_ms
     )
     if not usage:
         return counted
-    return counted | _present(
+    return counted | present(
         promptTokens=sums.prompt_tokens,
         completionTokens=sums.completion_tokens,
-        costs=[_present(currency=cost.currency, costMicros=cost.cost_micros) for cost in sums.costs],
+        costs=[present(currency=cost.currency, costMicros=cost.cost_micros) for cost in sums.costs],
         unpricedCalls=sums.unpriced,
     )
 
 
 def usage(wanted: UsageFilter, found: Usage) -> dict[str, Any]:
     """Provider calls by what they were grouped by."""
-    groups = [_present(**_group_key(group)) | usage_total(group.total) for group in found.groups]
-    told = _present(**{"from": wanted.since, "to": wanted.until, "groupBy": wanted.group_by})
+    groups = [present(**_group_key(group)) | usage_total(group.total) for group in found.groups]
+    told = present(**{"from": wanted.since, "to": wanted.until, "groupBy": wanted.group_by})
     return told | {"groups": groups, "more": found.more, "total": usage_total(found.total)}
 
 
 def usage_total(total: UsageTotal) -> dict[str, Any]:
     """What calls came to: a cost for each currency, and none where no call has a price."""
-    costs = [_present(currency=cost.currency, costMicros=cost.cost_micros) for cost in total.costs]
+    costs = [present(currency=cost.currency, costMicros=cost.cost_micros) for cost in total.costs]
     return {json_name(f.name): getattr(total, f.name) for f in fields(total)} | {"costs": costs}
 
 
@@ -258,19 +241,8 @@ def _group_key(group: UsageGroup) -> dict[str, Any]:
     return {json_name(f.name): getattr(group, f.name) for f in fields(group) if f.name != "total"}
 
 
-def waiting(wait: Wait) -> dict[str, Any]:
-    """Why a job is where it is, in a word and in words."""
-    why = WAITS[wait.reason]
-    return _present(
-        reason=wait.reason,
-        explanation=f"{why.what} {why.advice}",
-        until=wait.until,
-        breakers=[breaker(state) for state in wait.breakers] or None,
-    )
-
-
 def _job(job: JobRow, lang: str) -> dict[str, Any]:
-    return _present(
+    return present(
         jobId=job.id,
         jobType=job.job_type,
         lifecycleStatus=job.lifecycle_status,
@@ -319,16 +291,4 @@ def _renamed(value: Any, **names: str) -> dict[str, Any]:
 
 def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields under camelCase names; ones without a value are left out."""
-    return _present(**{json_name(name): value for name, value in fields.items()})
-
-
-def _present(**fields: Any) -> dict[str, Any]:
-    return {
-        name: iso(value) if isinstance(value, datetime) else value
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
+    return present(**{json_name(name): value for name, value in fields.items()})

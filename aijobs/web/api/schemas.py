@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from aijobs.ai.breaker import BREAKER_WORDS
-from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MODES, MOST_CREDENTIALS
+from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MOST_CREDENTIALS
 from aijobs.ai.sensitive import FINDERS
-from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY
+from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES
@@ -169,13 +169,13 @@ SCHEMAS: dict[str, Schema] = {
         },
         {
             "label": {"type": "string", "minLength": 1, "maxLength": MAX_LABEL, "default": DEFAULT_LABEL},
-            "mode": {"type": "string", "enum": list(MODES), "default": USER_DEEPSEEK_KEY},
+            "mode": {"type": "string", "enum": list(USER_MODES), "default": USER_DEEPSEEK_KEY},
         },
     ),
     "Credential": record(
         {
             "credentialId": TEXT,
-            "mode": {"type": "string", "enum": list(MODES)},
+            "mode": {"type": "string", "enum": list(USER_MODES)},
             "label": TEXT,
             "lastFour": TEXT,
             "fingerprint": {"type": "string", "description": "Equal for equal keys of yours."},

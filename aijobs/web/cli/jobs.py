@@ -7,13 +7,13 @@ import click
 from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
-from aijobs.web.api.answers import waiting
 from aijobs.web.cli.acting import shell_actor
 from aijobs.web.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.web.cli.terminal import Terminal
-from aijobs.web.console.explanations import WAITS
+from aijobs.web.explanations import WAITS
 from aijobs.web.money import format_money
 from aijobs.web.operating import Operating
+from aijobs.web.shapes import waiting
 
 
 @click.command()

@@ -24,10 +24,10 @@ from aijobs.web.auth import get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer
 from aijobs.web.console.attempts import build_attempts
-from aijobs.web.console.explanations import WAITS, explain_failure
 from aijobs.web.console.pages import Poll, link, render, whole_page
 from aijobs.web.console.strip import build_strip
 from aijobs.web.context import services
+from aijobs.web.explanations import WAITS, explain_failure
 
 PER_PAGE = 50
 MOST_NEW = 20

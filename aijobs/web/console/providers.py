@@ -14,9 +14,9 @@ from aijobs.web import rights
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
-from aijobs.web.console.explanations import explain_failure
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
+from aijobs.web.explanations import explain_failure
 from aijobs.web.operating import Operating
 
 _CLOSE = "close_breaker"
