@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
-from aijobs.logs import Outage, get_logger
+from aijobs.logs import Outage, Sparing, get_logger
 
 WINDOW = timedelta(seconds=60)
 """Failures in a row count together as long as they lie within this."""
@@ -41,6 +41,10 @@ CLOSED, OPEN, HALF_OPEN, UNKNOWN = "closed", "open", "half_open", "unknown"
 BREAKER_WORDS = (CLOSED, OPEN, HALF_OPEN, UNKNOWN)
 
 logger = get_logger(__name__)
+
+
+class BreakerContended(BrokerUnavailable):
+    """Others changed a breaker at each of our tries, so that it was not changed by us."""
 
 
 class BreakerStore(Protocol):
@@ -150,6 +154,7 @@ class CircuitBreaker:
         self._longest_ms = self._open_ms * LONGEST
         self._mine = threading.local()
         self._outage = Outage(logger, "breaker.store")
+        self._contended = Sparing()
 
     # --- around a call -----------------------------------------------------------------------------------------
 
@@ -223,14 +228,15 @@ class CircuitBreaker:
         return [self._state(scope, _Record.parse(text), now) for scope, text in zip(scopes, texts, strict=True)]
 
     def reset(self, scope: str) -> BreakerState:
-        """Close a breaker by hand; its state until then. `BrokerUnavailable`."""
-        before = _CLEAR, 0
+        """Close a breaker by hand; its state until then.
+
+        `BrokerUnavailable`, and `BreakerContended` where others change it all the time: it may be as it was.
+        """
         for _ in range(TRIES):
             now, (text,) = self._store.read([scope])
-            before = _Record.parse(text), now
             if text is None or self._store.swap(scope, text, None, KEPT):
-                break
-        return self._state(scope, *before)
+                return self._state(scope, _Record.parse(text), now)
+        raise BreakerContended(f"breaker {scope}: changed by others all the time, try again")
 
     # --- the rule ----------------------------------------------------------------------------------------------
 
@@ -281,7 +287,7 @@ class CircuitBreaker:
     def _change(self, scope: str, rule: _Rule) -> _Change | None:
         """Put a scope's record through `rule` as one step; None while the store is away.
 
-        Where others change the same record all the time, what they write stands.
+        Where others change the same record all the time, what they write stands, and a line tells of it.
         """
         try:
             for _ in range(TRIES):
@@ -292,6 +298,8 @@ class CircuitBreaker:
                     break
             else:
                 new = old
+                if (held_back := self._contended.may_say(scope)) is not None:
+                    logger.warning("breaker.contended", scope=scope, alsoContended=held_back)
         except BrokerUnavailable as error:
             self._outage.failed(error)
             return None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from aijobs.ai.credential_store import Credential, CredentialStore, KeyedJob
 from aijobs.ai.credentials import Place, SealedKey
 from aijobs.canonical import identifier_fault
 from aijobs.db import Clock, Database
-from aijobs.definitions.definition import CREDENTIAL_MODES, PLATFORM_KEY, USER_DEEPSEEK_KEY
+from aijobs.definitions.definition import USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id
 from aijobs.jobs.users import ensure_user_row, lock_user_row
@@ -20,8 +20,6 @@ from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
 
-MODES = tuple(mode for mode in CREDENTIAL_MODES if mode != PLATFORM_KEY)
-"""Whose calls a key of a user's own pays."""
 MOST_CREDENTIALS = 10
 MAX_LABEL = 100
 MIN_KEY, MAX_KEY = 8, 512
@@ -92,7 +90,7 @@ class CredentialService:
             return
         try:
             self._database.write(lambda session: self._store.note_use(session, sealed.credential_id))
-        except DBAPIError as error:
+        except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
             logger.warning("credential.use_unnoted", error=type(error).__name__)
 
     def resolve(self, credential_id: str) -> ResolvedKey:
@@ -123,8 +121,8 @@ class CredentialService:
 def _check(key: Any, label: Any, mode: Any) -> None:
     faults = [("key", fault) for fault in (_key_fault(key),) if fault]
     faults += [("label", fault) for fault in (_label_fault(label, key),) if fault]
-    if mode not in MODES:
-        faults.append(("mode", f"is one of {', '.join(MODES)}"))
+    if mode not in USER_MODES:
+        faults.append(("mode", f"is one of {', '.join(USER_MODES)}"))
     if faults:
         raise InputInvalid(faults)
 

@@ -16,7 +16,7 @@ from flask import Flask, abort, g, redirect, request, session, url_for
 from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
 from flask_wtf.csrf import CSRFProtect, validate_csrf
 from sqlalchemy import or_, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.routing import BuildError
 from wtforms.validators import ValidationError
 
@@ -176,7 +176,7 @@ def _note_use(token_id: str) -> None:
     use = update(OperatorToken).where(OperatorToken.id == token_id).values(last_used_at=services().clock.now())
     try:
         services().database.write(lambda session: session.execute(use))
-    except DBAPIError as error:
+    except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
         logger.warning("operator.token_use_unnoted", error=type(error).__name__)
 
 

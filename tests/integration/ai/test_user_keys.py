@@ -7,12 +7,15 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text, update
+from sqlalchemy import QueuePool, event, text, update
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from structlog.testing import capture_logs
 
 from aijobs import logs
 from aijobs.ai.credential_service import MOST_CREDENTIALS
@@ -104,6 +107,25 @@ def test_the_last_use_is_written_once_an_hour(kit: Kit) -> None:
     assert use() == (0, first[1])
     kit.advance(1)
     assert use() == (1, first[1] + timedelta(hours=1))
+
+
+def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothing_else(kit: Kit) -> None:
+    service, credential_id = kit.services.credentials, store(kit)
+    job = kit.new_job(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
+    with kit.database.read() as session:
+        sealed = service.find_sealed(session, job)
+    assert sealed is not None
+    pool = kit.database.engine.pool
+    assert isinstance(pool, QueuePool)
+    pool._timeout = 0.01
+    with ExitStack() as held:
+        with suppress(PoolTimeout):
+            while True:
+                held.enter_context(kit.database.engine.connect())
+        with capture_logs() as seen:
+            service.note_use(sealed)
+    assert [(line["event"], line["error"]) for line in seen] == [("credential.use_unnoted", "TimeoutError")]
+    assert service.list_own("u1")[0].last_used_at is None
 
 
 def test_nobody_lists_deletes_or_uses_the_key_of_somebody_else(kit: Kit) -> None:

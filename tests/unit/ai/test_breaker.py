@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from aijobs.ai.breaker import CircuitBreaker, scope_of
+from aijobs.errors import BrokerUnavailable
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 
 SCOPE = scope_of("deepseek")
@@ -203,6 +204,32 @@ def test_a_breaker_closed_by_hand_is_as_new(breaker: CircuitBreaker) -> None:
     assert breaker.admit(SCOPE) is None
     breaker.failed(SCOPE)
     assert word(breaker) == "closed"
+
+
+class Contended(MemoryBreakerStore):
+    """A store in which somebody else was always faster."""
+
+    def swap(self, scope: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
+        return False
+
+
+def test_a_breaker_that_others_change_all_the_time_is_not_told_to_be_closed() -> None:
+    store = Contended()
+    MemoryBreakerStore.swap(store, SCOPE, None, '{"opened": 1, "until": 9000000000000}', timedelta(hours=1))
+    breaker = CircuitBreaker(store, failures=3, open_s=30)
+    with pytest.raises(BrokerUnavailable, match="try again"):
+        breaker.reset(SCOPE)
+    assert word(breaker) == "open"
+
+
+def test_a_failure_that_could_not_be_counted_is_told_once_for_each_scope() -> None:
+    breaker = CircuitBreaker(Contended(), failures=3, open_s=30)
+    with capture_logs() as seen:
+        for _ in range(3):
+            breaker.failed(SCOPE)
+        breaker.failed("other.platform")
+    told = [(line["event"], line["scope"], line["log_level"]) for line in seen]
+    assert told == [("breaker.contended", SCOPE, "warning"), ("breaker.contended", "other.platform", "warning")]
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", "7", '{"colour": "red"}', '{"failed_at": 5}', "null"])
