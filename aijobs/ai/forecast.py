@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from aijobs.ai.cost import CostCalculator
@@ -15,6 +15,8 @@ from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 
 INSTRUCTIONS = 1500
 """Tokens of a prompt beside the input: its rules and the output's schema."""
+LOOK_AHEAD = timedelta(hours=1)
+"""How long after its creation a job may well start: a price that rises by then counts already."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,10 @@ class Forecaster:
     def call(
         self, definition: JobDefinition, credential_mode: str, content: Mapping[str, Any], at: datetime
     ) -> Forecast:
-        """For one call at `at` with this input; nothing for a type that asks no provider, and for a call that the user
-        pays with a key of his own. A model without a price costs nothing here, as nobody knows better.
+        """For one call at `at` or an hour later, whichever is dearer, with this input.
+
+        Nothing for a type that asks no provider, and for a call that the user pays with a key of his own. A model
+        without a price costs nothing here, as nobody knows better.
         """
         if definition.prompt is None or credential_mode != PLATFORM_KEY:
             return NOTHING
@@ -47,8 +51,9 @@ class Forecaster:
         answer = definition.max_output_tokens
         costs = (
             self._costs.cost(
-                route.provider, route.model, prompt_tokens=prompt, completion_tokens=answer, cached_tokens=0, at=at
+                route.provider, route.model, prompt_tokens=prompt, completion_tokens=answer, cached_tokens=0, at=when
             )
+            for when in (at, at + LOOK_AHEAD)
             for route in self._routes(definition, credential_mode)
         )
         return Forecast(prompt + answer, max((cost.micro_units for cost in costs if cost is not None), default=0))

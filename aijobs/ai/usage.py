@@ -47,8 +47,21 @@ class UsageLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def open(self, session: Session, job: AiJob, provider: str, model: str, usage_id: str | None = None) -> str:
-        """Add the row of the attempt's next call, under `usage_id` (a new one); its id."""
+    def open(
+        self,
+        session: Session,
+        job: AiJob,
+        provider: str,
+        model: str,
+        usage_id: str | None = None,
+        *,
+        prompt_estimate: int | None = None,
+    ) -> str:
+        """Add the row of the attempt's next call, under `usage_id` (a new one); its id.
+
+        `prompt_estimate`: tokens that the prompt most likely has. They stand until the row is closed, and for good
+        where nobody lives to close it, so that a lost call counts something against a quota.
+        """
         usage_id = usage_id or new_id()
         last = session.execute(
             select(func.max(AiUsageLog.call_no)).where(
@@ -65,6 +78,8 @@ class UsageLog:
             provider=provider[:MAX_PROVIDER],
             model=model[:MAX_MODEL],
             credential_mode=job.credential_mode,
+            prompt_tokens=prompt_estimate,
+            estimated=prompt_estimate is not None,
             billed="unknown",
             started_at=self._clock.now(),
         )
@@ -79,6 +94,8 @@ class UsageLog:
     def close(self, session: Session, usage_id: str, result: CallResult) -> None:
         """Write what the call came to, also where the row was given up as lost meanwhile, or where the attempt was
         ended while the call went on: its answer may still come, and tells what it cost.
+
+        Where nobody knows whether the call was billed, nor how long its prompt was, the estimate made before it stays.
         """
         change_rows(
             session,
@@ -95,6 +112,10 @@ class UsageLog:
 def _storable(result: CallResult) -> dict[str, Any]:
     """The columns of a result, cut to what they hold: a provider's odd words must not lose an answer that is paid."""
     values = dict(vars(result))
+    if result.prompt_tokens is None and result.billed == "unknown":
+        del values["prompt_tokens"]
+        if not result.estimated:
+            del values["estimated"]
     values["provider"], values["model"] = result.provider[:MAX_PROVIDER], result.model[:MAX_MODEL]
     values["finish_reason"] = result.finish_reason[:MAX_REASON] if result.finish_reason else None
     values["request_id"] = result.request_id[:MAX_REQUEST_ID] if result.request_id else None
@@ -102,7 +123,10 @@ def _storable(result: CallResult) -> dict[str, Any]:
 
 
 def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> None:
-    """Give up the open rows of an attempt whose worker is gone: it may have been billed, nobody knows."""
+    """Give up the open rows of an attempt whose worker is gone: it may have been billed, nobody knows.
+
+    Their estimated prompts stay, the least that was spent if it was.
+    """
     change_rows(
         session,
         update(AiUsageLog)

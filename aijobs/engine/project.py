@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from aijobs.db import Database, savepoint
@@ -46,6 +47,8 @@ class Project:
             return self._database.write(commit, ended(run.claim, SUCCEEDED))
         except (JobError, LifecycleError):
             raise
+        except PoolTimeout as error:
+            raise JobError("INTERNAL_DATABASE", "the pool had no connection to spare") from error
         except DBAPIError as error:
             code = "INTERNAL_DATABASE" if error.connection_invalidated else "INTERNAL_PROJECTION"
             raise JobError(code, "the projection's statement failed") from error

@@ -187,17 +187,20 @@ def _spent(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
 
 
 def _promised(user_id: str) -> Subquery:
-    """What jobs that aren't final have reserved, beyond what their calls came to already."""
-    reserved = QuotaReservation
+    """What the next call of each job that is open and has no answer yet may come to: its whole reservation.
+
+    Calls of earlier attempts are spent and don't lessen it, as the next one costs as much again; those of the attempt
+    that is under way do, as it is for them that it was reserved.
+    """
     left = (
         select(
-            (reserved.tokens - _of_job(AiUsageLog.prompt_tokens) - _of_job(AiUsageLog.completion_tokens)).label(
+            (QuotaReservation.tokens - _now(AiUsageLog.prompt_tokens) - _now(AiUsageLog.completion_tokens)).label(
                 "tokens"
             ),
-            (reserved.cost_micros - _of_job(AiUsageLog.cost_micros)).label("cost_micros"),
+            (QuotaReservation.cost_micros - _now(AiUsageLog.cost_micros)).label("cost_micros"),
         )
-        .join(AiJob, AiJob.id == reserved.job_id)
-        .where(AiJob.user_id == user_id, AiJob.lifecycle_status.in_(OPEN))
+        .join(AiJob, AiJob.id == QuotaReservation.job_id)
+        .where(AiJob.user_id == user_id, AiJob.lifecycle_status.in_(OPEN), AiJob.output_hash.is_(None))
         .subquery("left_of_job")
     )
     return select(
@@ -205,7 +208,11 @@ def _promised(user_id: str) -> Subquery:
     ).subquery("promised")
 
 
-def _of_job(column: Any) -> ColumnElement[Any]:
+def _now(column: Any) -> ColumnElement[Any]:
+    """The sum over the calls of the attempt that holds the job; 0 while nobody does."""
     return (
-        select(func.coalesce(func.sum(column), 0)).where(AiUsageLog.job_id == QuotaReservation.job_id).scalar_subquery()
+        select(func.coalesce(func.sum(column), 0))
+        .where(AiUsageLog.job_id == AiJob.id, AiUsageLog.attempt_no == AiJob.attempt_no, AiJob.locked_by.is_not(None))
+        .correlate(AiJob)
+        .scalar_subquery()
     )

@@ -8,12 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from aijobs.ai.forecast import INSTRUCTIONS, Forecaster
 from aijobs.ai.provider import Route
+from aijobs.ai.usage import CallResult, UsageLog, mark_lost
 from aijobs.db import ManualClock
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
+from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.upkeep.retention import Retention
 from tests.support.databases import OTHERS_LATER, Databases, SqliteDatabases
@@ -182,7 +186,9 @@ def test_open_jobs_hold_what_they_may_spend_and_their_end_gives_it_back(database
         assert kit.jobs.create_job(EMPTY).created
 
 
-def test_what_a_job_has_spent_is_not_counted_beside_what_it_reserved(database_server: Databases) -> None:
+def test_a_job_that_is_to_be_tried_again_promises_as_much_again_beside_what_it_spent(
+    database_server: Databases,
+) -> None:
     with limited(database_server, quota_day_tokens=ANSWER * 5) as kit:
         need = reserve(kit)
         job = kit.jobs.create_job(EMPTY).job
@@ -193,15 +199,78 @@ def test_what_a_job_has_spent_is_not_counted_beside_what_it_reserved(database_se
             assert error.details is not None
             return int(error.details["used"])
 
+        def call(claim: Claim, number: int, prompt: int | None, **changes: Any) -> None:
+            told = {"attempt_no": claim.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
+            add(kit.database, build_call(job, prompt_tokens=prompt, **{**told, **changes}))
+
         assert used() == need
-        add(kit.database, build_call(job, prompt_tokens=300, completion_tokens=200, started_at=BEGIN))
-        assert used() == need, "500 spent, the rest still reserved"
-        add(kit.database, build_call(job, call_no=2, state="failed", prompt_tokens=None, completion_tokens=50))
+        first = kit.lock(job.id)
+        call(first, 1, 500)
+        assert used() == need, "500 spent by the attempt for which it was reserved"
+        call(first, 2, None, state="failed")
         assert used() == need
-        add(kit.database, build_call(job, call_no=3, prompt_tokens=need, completion_tokens=0))
-        assert used() == need + 550, "more than was reserved is counted as it is"
-        kit.lifecycle.mark_succeeded(kit.lock(job.id))
-        assert used() == need + 550
+        call(first, 3, need)
+        assert used() == need + 500, "more than was reserved is counted as it is"
+        kit.lifecycle.release(first)
+        assert used() == need + 500 + need, "the next attempt costs as much again"
+        second = kit.lock(job.id)
+        call(second, 1, 200)
+        assert used() == need + 500 + need
+        kit.lifecycle.save_output(second, {"cards": [], "dropped": []})
+        assert used() == need + 700, "it has its answer and asks nobody any more"
+        kit.lifecycle.mark_succeeded(second)
+        assert used() == need + 700
+
+
+def test_a_call_whose_worker_was_lost_counts_the_prompt_that_was_estimated_before_it(
+    database_server: Databases,
+) -> None:
+    with limited(database_server, quota_day_tokens=10**6) as kit:
+        claim = kit.running()
+        usage = UsageLog(kit.clock)
+
+        def begin(session: Session) -> None:
+            job = session.get(AiJob, claim.job_id)
+            assert job is not None
+            usage.open(session, job, "deepseek", "m", prompt_estimate=1234)
+
+        kit.database.write(begin)
+        kit.database.write(lambda session: mark_lost(session, kit.clock, claim.job_id, claim.attempt_no))
+        kit.lifecycle.mark_succeeded(claim)
+        (row,) = kit.rows("ai_usage_logs")
+        told = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
+        assert told == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
+        assert row["estimated"]
+        with open_kit(kit.url, clock=kit.clock, quota_day_tokens=1) as other:
+            error = refused(other, cards=True)
+        assert error.details is not None
+        assert error.details["used"] == 1234
+
+
+@pytest.mark.parametrize(
+    ("result", "prompt", "estimated"),
+    [
+        (CallResult("p", "m", prompt_tokens=70, completion_tokens=9, billed="yes"), 70, False),
+        (CallResult("p", "m", prompt_tokens=0, billed="unknown"), 0, False),
+        (CallResult("p", "m", billed="no", error_code="PROVIDER_RATE_LIMITED"), None, False),
+        (CallResult("p", "m", billed="unknown", error_code="PROVIDER_CONNECTION_LOST"), 50, True),
+    ],
+)
+def test_what_a_call_tells_takes_the_place_of_the_estimate_which_stays_only_where_it_may_have_been_billed(
+    sqlite_kit: Kit, result: CallResult, prompt: int | None, estimated: bool
+) -> None:
+    kit, usage = sqlite_kit, UsageLog(sqlite_kit.clock)
+    claim = kit.running()
+
+    def begin(session: Session) -> str:
+        job = session.get(AiJob, claim.job_id)
+        assert job is not None
+        return usage.open(session, job, "p", "m", prompt_estimate=50)
+
+    call = kit.database.write(begin)
+    kit.database.write(lambda session: usage.close(session, call, result))
+    (row,) = kit.rows("ai_usage_logs")
+    assert (row["prompt_tokens"], bool(row["estimated"])) == (prompt, estimated)
 
 
 def test_a_job_that_is_more_than_a_whole_quota_is_not_told_to_wait(sqlite: SqliteDatabases) -> None:
@@ -231,6 +300,10 @@ def test_cost_is_that_of_the_dearest_route_at_its_price_of_now_and_of_the_platfo
             2 * forecast.cost_micros - 1, 2 * forecast.cost_micros + 2
         )
         assert forecaster.call(definition, "user_deepseek_key", {"text": "x"}, quiet).tokens == 0
+        soon = datetime(2026, 3, 2, 0, 59, tzinfo=UTC)  # 08:59 in Beijing, a minute before the price doubles.
+        assert forecaster.call(definition, "platform_key", {"text": "x" * 400}, soon) == forecaster.call(
+            definition, "platform_key", {"text": "x" * 400}, busy
+        )
         unpriced = Forecaster(lambda definition, mode: routes[2:], costs)
         assert unpriced.call(definition, "platform_key", {"text": "x"}, quiet).cost_micros == 0
 
