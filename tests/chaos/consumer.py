@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from huey.bin.huey_consumer import consumer_main
 
+from aijobs.ai.breaker import CircuitBreaker
 from aijobs.ai.provider import AiProvider, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
@@ -31,6 +33,8 @@ from tests.chaos.provider import with_row
 
 BACKOFF_SHARE = 4
 """Waits before a takeover are constants of the queues, for leases of a minute: ours are shorter, and so are they."""
+PROBE_LEASE = timedelta(seconds=5)
+"""How long a breaker waits for a probe whose worker died; in production as long as its attempt, and a minute."""
 
 
 class Books:
@@ -82,6 +86,11 @@ class Books:
         )
 
 
+def wait_less_for_a_probe(original: Callable[..., Any], breaker: CircuitBreaker, scope: str, lease: timedelta) -> Any:
+    """Wraps `CircuitBreaker.admit`."""
+    return original(breaker, scope, min(lease, PROBE_LEASE))
+
+
 def lose_messages(folder: Path) -> Callable[..., Any]:
     """Wraps `QueueStorage.dequeue`: while the driver drops messages, some that were popped never arrive."""
 
@@ -111,6 +120,7 @@ def main() -> None:
         crashes.wrap(Execute, "execute", books.remember)
         crashes.wrap(LocalProvider, "generate", books.ask)
         crashes.wrap(OpenAiCompatibleProvider, "generate", books.ask)
+        crashes.wrap(CircuitBreaker, "admit", wait_less_for_a_probe)
         crashes.wrap(QueueStorage, "dequeue", lose_messages(folder))
         crashes.install_commits(points, "worker")
         crashes.install_worker(points)
