@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aijobs.ai.breaker import CircuitBreaker, scope_of
 from aijobs.ai.provider import (
     AiProvider,
+    CallFailed,
     CancellationToken,
-    ConstraintRefused,
     GenerateAnswer,
     GenerateRequest,
+    LessWanted,
+    Moderator,
     Route,
 )
 from aijobs.ai.slots import CallSlots
-from aijobs.errors import JobError, ProvidersBusy
+from aijobs.errors import JobError, ProvidersBusy, Retried, describe
 
 ELSEWHERE = frozenset(
     {
@@ -31,14 +32,18 @@ ELSEWHERE = frozenset(
         "CREDENTIAL_PLATFORM_INVALID",
     }
 )
-"""Failures after which the next route is tried in the same attempt: nothing was bought, or it was cut off unread."""
+"""Failures after which the next route is tried in the same attempt: they would be tried again anyway, or the account is
+at fault. A connection that was lost and a stream that broke are not among them: their answer may be on the bill.
+"""
 EXHAUSTED = frozenset({"PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID"})
 """No call on this key will go through until somebody has seen to the account."""
-LESS_STEPS = 2
-"""From a schema to any JSON object, and from there to the prompt's word alone."""
-SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 10.0, 0.2, 60.0
-ALL_TAKEN = timedelta(seconds=5)
+LESS_STEPS = 4
+"""How often a server may say that it takes less than it was asked for: a kind of constraint, a limit on tokens."""
+SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 3.0, 0.2, 60.0
+ALL_TAKEN = timedelta(seconds=10)
 """When to come back where all calls that a provider may have at once are taken."""
+
+T = TypeVar("T")
 
 
 class CallLedger(Protocol):
@@ -73,50 +78,78 @@ class AiGateway:
         """An answer to `request` from the first of `routes` that gives one.
 
         An answer that can't be used comes back like any other, so that what it cost is known. Raises `JobError`:
-        INTERNAL_CONFIG for a route to no provider, the last provider's own, and what the token and the ledger raise;
-        `ProvidersBusy` where none of them is to be asked now.
+        INTERNAL_CONFIG for a route to no provider, a provider's own, and what the token and the ledger raise;
+        `ProvidersBusy` where one that may yet answer is not to be asked now. Of several failures that stands which
+        leaves the job most hope.
         """
-        waits: list[timedelta] = []
-        last: JobError | None = None
+        outcomes: list[JobError | ProvidersBusy] = []
         for route in routes:
             token.raise_if_cancelled()
             try:
                 return self._through(replace(request, route=route), token, ledger)
             except ProvidersBusy as busy:
-                waits.append(busy.wait)
+                outcomes.append(busy)
             except JobError as error:
                 if error.code not in ELSEWHERE:
                     raise
-                last = error
-        raise last or ProvidersBusy(min(waits))
+                outcomes.append(error)
+        raise min(outcomes, key=_hope)
+
+    def judge(
+        self, moderator: Moderator, texts: Sequence[str], token: CancellationToken, ledger: CallLedger
+    ) -> frozenset[str]:
+        """What a provider's moderation finds in the texts: a call on the platform's key like any other, and raises like
+        one.
+        """
+        route = moderator.moderation_route
+
+        def ask() -> frozenset[str]:
+            ledger.opened(route)
+            try:
+                return moderator.moderate(texts, token)
+            except JobError as error:
+                ledger.failed(error)
+                raise
+
+        return self._guarded(route.provider, None, token, ask)
+
+    def busy_for(self, request: GenerateRequest, routes: Sequence[Route]) -> timedelta | None:
+        """How long until it is worth asking, where the breakers keep every route from being asked. It only looks."""
+        waits = []
+        for route in routes:
+            scope = _scope(route.provider, request)
+            wait = self._breaker.blocked_for(scope) if route.provider in self._servers else None
+            if wait is None:
+                return None
+            waits.append(wait)
+        return min(waits)
 
     def _through(self, request: GenerateRequest, token: CancellationToken, ledger: CallLedger) -> GenerateAnswer:
-        """Ask one provider, if it is well and has a call to spare, and tell its breaker how that went."""
         name = request.route.provider
         provider = self._providers.get(name)
         if provider is None:
             raise JobError("INTERNAL_CONFIG", f"no provider {name!r} is configured")
+        credential_id = request.credential.credential_id if request.credential else None
+        return self._guarded(name, credential_id, token, lambda: self._ask(provider, request, token, ledger))
+
+    def _guarded(self, name: str, credential_id: str | None, token: CancellationToken, ask: Callable[[], T]) -> T:
+        """Ask a provider, if it is well and has a call to spare, and tell its breaker how that went."""
         if name not in self._servers:
-            return self._call(provider, request, token, ledger)
-        scope = scope_of(name, request.credential.credential_id if request.credential else None)
+            return ask()
+        scope = scope_of(name, credential_id)
+        if (wait := self._breaker.blocked_for(scope)) is not None:
+            raise ProvidersBusy(wait)  # Before a slot is waited for, which a provider that isn't asked has no use for.
         slot = self._take_slot(name, token)
         try:
             if (wait := self._breaker.admit(scope, timedelta(seconds=token.remaining() + SLOT_MARGIN_S))) is not None:
                 raise ProvidersBusy(wait)
-            return self._watched(scope, provider, request, token, ledger)
+            return self._watched(scope, ask)
         finally:
             self._slots.give_back(name, slot)
 
-    def _watched(
-        self,
-        scope: str,
-        provider: AiProvider,
-        request: GenerateRequest,
-        token: CancellationToken,
-        ledger: CallLedger,
-    ) -> GenerateAnswer:
+    def _watched(self, scope: str, ask: Callable[[], T]) -> T:
         try:
-            answer = self._ask(provider, request, token, ledger)
+            answer = ask()
         except JobError as error:
             self._report(scope, error)
             raise
@@ -129,10 +162,12 @@ class AiGateway:
     def _ask(
         self, provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
-        """One call; and another where the server takes no such constraint on its answer, which then asks for less."""
+        """One call; and others where the server says what it doesn't take, each of which asks for less."""
         for _ in range(LESS_STEPS):
-            with suppress(ConstraintRefused):
+            try:
                 return self._call(provider, request, token, ledger)
+            except LessWanted as wanted:
+                request = wanted.request
         return self._call(provider, request, token, ledger)
 
     @staticmethod
@@ -150,12 +185,13 @@ class AiGateway:
 
     def _report(self, scope: str, error: JobError) -> None:
         """Tell the breaker what an error says of the provider: unwell, well, or nothing."""
+        silent = isinstance(error, CallFailed) and error.silent
         if error.code in EXHAUSTED:
             self._breaker.failed(scope, exhausted=True, code=error.code)
         elif error.code == "PROVIDER_EMPTY_OUTPUT" or error.code.startswith(("VALIDATION_", "CONTENT_SAFETY_")):
             self._breaker.succeeded(scope)
-        elif error.code.startswith("PROVIDER_"):
-            self._breaker.failed(scope, code=error.code)
+        elif error.code.startswith("PROVIDER_") or silent:
+            self._breaker.failed(scope, code=error.code if not silent else "PROVIDER_TIMEOUT")
         else:
             self._breaker.given_back(scope)
 
@@ -165,6 +201,20 @@ class AiGateway:
         until = time.monotonic() + min(SLOT_WAIT_S, token.remaining())
         while (slot := self._slots.take(provider, limit, token.remaining() + SLOT_MARGIN_S)) is None:
             if time.monotonic() >= until:
-                raise ProvidersBusy(ALL_TAKEN)
+                raise ProvidersBusy(ALL_TAKEN * (1 + random.random()))
             token.sleep(SLOT_LOOK_S * (0.5 + random.random()))
         return slot
+
+
+def _scope(provider: str, request: GenerateRequest) -> str:
+    return scope_of(provider, request.credential.credential_id if request.credential else None)
+
+
+def _hope(outcome: JobError | ProvidersBusy) -> tuple[int, timedelta]:
+    """By how much an outcome leaves to hope for, the best first: an error that is tried again, the sooner the better;
+    then a provider that may answer later; last what ends the job.
+    """
+    if isinstance(outcome, ProvidersBusy):
+        return 1, outcome.wait
+    tried_again = describe(outcome.code).retried is not Retried.NEVER
+    return 0 if tried_again else 2, outcome.retry_after or timedelta()

@@ -70,6 +70,8 @@ class GenerateRequest:
     constrained: bool = True
     credential: SealedKey | None = field(default=None, repr=False)
     """The user's own key that pays, or None for the platform's."""
+    terms: Any = None
+    """What the provider found out that its server takes; its own, and None at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +114,22 @@ class CallFacts:
 class CallFailed(JobError):
     """A call that gave no answer to use; `facts` go to its usage row."""
 
-    def __init__(self, code: str, internal: str, facts: CallFacts = CallFacts(), **more: Any) -> None:
+    def __init__(
+        self, code: str, internal: str, facts: CallFacts = CallFacts(), *, silent: bool = False, **more: Any
+    ) -> None:
+        """`silent`: the attempt's time was over before the server had said anything."""
         super().__init__(code, internal, **more)
-        self.facts = facts
+        self.facts, self.silent = facts, silent
 
 
-class ConstraintRefused(CallFailed):
-    """The server doesn't take this kind of `response_format`; asked again, the provider asks for less."""
+class LessWanted(CallFailed):
+    """The server doesn't take something of how it was asked (a `response_format`, so many tokens); `request` is the
+    same one without it.
+    """
 
-    def __init__(self, internal: str, facts: CallFacts) -> None:
+    def __init__(self, internal: str, facts: CallFacts, request: GenerateRequest) -> None:
         super().__init__("INTERNAL_CONFIG", internal, facts)
+        self.request = request
 
 
 class Moderator(Protocol):
@@ -143,6 +151,6 @@ class AiProvider(Protocol):
         """The name that routes and usage rows use."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer. Raises `JobError` with a code of `errors.py` (`CallFailed` with what is known of the call), and
-        whatever the token raises.
+        """The answer. Raises `JobError` with a code of `errors.py`, and whatever the token raises: `CallFailed` with
+        what is known of the call, `LessWanted` where another call that asks for less may succeed.
         """

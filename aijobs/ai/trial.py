@@ -11,7 +11,7 @@ from aijobs.ai.catalogue import Catalogue, ProviderConfig
 from aijobs.ai.cost import Cost, CostCalculator
 from aijobs.ai.output import parse_json_answer
 from aijobs.ai.prompts import Prompt
-from aijobs.ai.provider import AiProvider, CancellationToken, ConstraintRefused, GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import AiProvider, CancellationToken, GenerateAnswer, GenerateRequest, LessWanted, Route
 from aijobs.clock import Stopwatch, utc_now
 from aijobs.errors import JobError
 
@@ -80,7 +80,8 @@ def _try(provider: AiProvider, route: Route, costs: CostCalculator, token: Cance
         try:
             answer = provider.generate(request, token)
             _check(answer)
-        except ConstraintRefused:
+        except LessWanted as wanted:
+            request = wanted.request
             continue
         except JobError as error:
             why = error.internal

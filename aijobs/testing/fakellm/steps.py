@@ -12,7 +12,7 @@ from aijobs.testing.fakellm.answer import EVENTS, JSON, Answer, Step, encode, ev
 from aijobs.testing.fakellm.exchange import Exchange
 from aijobs.testing.fakellm.request import Request
 
-Body = Mapping[str, Any] | str | Callable[[Request], Mapping[str, Any]]
+Body = bytes | Mapping[str, Any] | str | Callable[[Request], Mapping[str, Any]]
 HTML = "text/html; charset=utf-8"
 GOOD = Answer()
 _NARROW = 40
@@ -21,7 +21,7 @@ _NARROW = 40
 
 @dataclass(frozen=True)
 class Reply(Step):
-    """A status and a body, which is JSON, a text of `content_type`, or made from the request.
+    """A status and a body, which is JSON, a text or bytes of `content_type`, or made from the request.
 
     `retry_after_s` becomes a Retry-After header, in seconds or, with `as_date`, as an HTTP date.
     """
@@ -37,7 +37,7 @@ class Reply(Step):
     def play(self, exchange: Exchange) -> None:
         """Answer the call."""
         body = self.body(exchange.request) if callable(self.body) else self.body
-        content = body.encode() if isinstance(body, str) else encode(body)
+        content = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else encode(body)
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             at = time.time() + self.retry_after_s

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aijobs.ai.provider import ConstraintRefused
-from aijobs.ai.providers.openai_compatible.refusals import ServerError, failure_of, retry_after, stream_failure
+from aijobs.ai.providers.openai_compatible.refusals import (
+    ServerError,
+    failure_of,
+    retry_after,
+    stream_failure,
+    what_it_says,
+)
+from aijobs.ai.providers.openai_compatible.terms import Terms
 from aijobs.clock import utc_now
 
 
@@ -21,8 +27,12 @@ def error(status: int, body: Any = "", **headers: str) -> ServerError:
     return ServerError(status, headers, raw)
 
 
-def code(status: int, body: Any = "", *, own_key: bool = False, constrained: bool = True) -> str:
-    return failure_of(error(status, body), own_key=own_key, constrained=constrained).code
+def terms(**changes: Any) -> Terms:
+    return Terms(**{"json_mode": "json_schema", "tokens_name": "max_tokens", **changes})
+
+
+def code(status: int, body: Any = "", *, own_key: bool = False) -> str:
+    return failure_of(error(status, body), own_key=own_key).code
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,7 @@ def test_whose_key_was_refused_decides_who_is_told(status: int, platform: str, o
     "body",
     [
         {"error": {"message": "no", "type": "insufficient_quota", "code": "insufficient_quota"}},
-        {"error": {"message": "You exceeded your current quota, please check your plan"}},
+        {"error": {"message": "no", "type": "billing_hard_limit_reached"}},
         {"message": "Insufficient Balance", "code": 402},
     ],
 )
@@ -78,18 +88,37 @@ def test_a_prompt_that_is_too_long_is_told_from_other_400s(message: str) -> None
     assert code(400, {"object": "error", "message": message, "code": 400}) == "VALIDATION_INPUT_TOO_LARGE"
 
 
-def test_a_constraint_that_is_refused_is_given_up_only_where_one_was_asked_for() -> None:
-    refused = error(400, {"error": {"message": "This response_format type is unavailable now"}})
-    assert isinstance(failure_of(refused, own_key=False, constrained=True), ConstraintRefused)
-    plain = failure_of(refused, own_key=False, constrained=False)
-    assert (type(plain).__name__, plain.code) == ("CallFailed", "INTERNAL_CONFIG")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Rate limit reached for gpt-5 on requests per min (RPM): Limit 3, Used 3. Please try again in 20s. You can "
+        "increase your rate limit by adding a payment method to your account at /account/billing.",
+        "You exceeded your current quota, please check your plan and billing details: requests per minute.",
+    ],
+)
+def test_a_limit_on_the_rate_is_never_taken_for_an_empty_account(message: str) -> None:
+    """It ended the job for good, and shut the provider out for minutes."""
+    body = {"error": {"message": message, "type": "requests", "code": "rate_limit_exceeded"}}
+    failed = failure_of(error(429, body, **{"retry-after": "20"}), own_key=True)
+    assert (failed.code, failed.retry_after) == ("PROVIDER_RATE_LIMITED", timedelta(seconds=20))
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    ["lessons on English grammar", "the content_policy of the Ming", "content exists risk", "a context window in Word"],
+)
+def test_what_an_error_repeats_of_the_notes_decides_nothing(repeated: str) -> None:
+    fault = {"type": "value_error", "loc": ["body", "messages"], "msg": "is not valid", "input": repeated}
+    assert code(422, {"detail": [fault]}) == "INTERNAL_CONFIG"
+    assert code(400, {"error": {"message": "x" * 400 + repeated}}) == "INTERNAL_CONFIG"
+    assert terms().after(what_it_says(error(422, {"detail": [fault]}).body).text, 8_000) is None
 
 
 @pytest.mark.parametrize(
     ("status", "billed"), [(400, "no"), (429, "no"), (503, "no"), (529, "no"), (500, "unknown"), (504, "unknown")]
 )
 def test_what_may_have_been_done_behind_a_gateway_is_not_said_to_be_free(status: int, billed: str) -> None:
-    assert failure_of(error(status), own_key=False, constrained=True).facts.billed == billed
+    assert failure_of(error(status), own_key=False).facts.billed == billed
 
 
 @pytest.mark.parametrize(
@@ -126,13 +155,13 @@ def test_a_date_to_come_back_counts_from_now_and_one_that_has_passed_is_now() ->
 def test_nothing_of_a_body_is_ever_told(status: int, text: str, place: str) -> None:
     mark = "sk-Canary1234" + text
     for body in ({"error": {place: mark}}, {place: mark}, {"error": mark}, mark, [mark]):
-        failed = failure_of(error(status, body), own_key=False, constrained=True)
+        failed = failure_of(error(status, body), own_key=False)
         assert "Canary" not in f"{failed} {failed.internal} {failed.faults} {failed.facts}"
 
 
 @given(raw=st.binary(max_size=200))
 def test_any_bytes_are_an_error_of_some_kind(raw: bytes) -> None:
-    assert failure_of(error(500, raw), own_key=False, constrained=True).code == "PROVIDER_UNAVAILABLE"
+    assert failure_of(error(500, raw), own_key=False).code == "PROVIDER_UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +169,9 @@ def test_any_bytes_are_an_error_of_some_kind(raw: bytes) -> None:
     [
         ({"message": "oops"}, "PROVIDER_STREAM_BROKEN"),
         ({"message": "Rate limit", "code": 429}, "PROVIDER_RATE_LIMITED"),
+        ({"message": "Rate limit", "code": "rate_limit_exceeded"}, "PROVIDER_RATE_LIMITED"),
+        ({"message": "no", "type": "insufficient_quota"}, "PROVIDER_ACCOUNT_EXHAUSTED"),
+        ({"message": "busy", "type": "overloaded_error"}, "PROVIDER_STREAM_BROKEN"),
         ({"message": "Content Exists Risk", "code": 400}, "CONTENT_SAFETY_PROVIDER"),
         ("text", "PROVIDER_STREAM_BROKEN"),
         (None, "PROVIDER_STREAM_BROKEN"),
@@ -148,3 +180,50 @@ def test_any_bytes_are_an_error_of_some_kind(raw: bytes) -> None:
 def test_an_error_in_mid_stream_may_have_been_billed(body: Any, expected: str) -> None:
     failed = stream_failure(body, own_key=False)
     assert (failed.code, failed.facts.billed) == (expected, "unknown")
+
+
+# --- what a server takes -------------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_constraint_is_given_up_in_its_turn() -> None:
+    said = "this response_format type is unavailable now"
+    first = terms().after(said, 8_000)
+    assert first == terms(json_mode="json_object")
+    assert first.after(said, 8_000) == terms(json_mode="prompt")
+    assert terms(json_mode="prompt").after(said, 8_000) is None
+
+
+def test_newer_models_limit_an_answer_by_another_name() -> None:
+    said = "unsupported parameter: 'max_tokens' is not supported with this model. use 'max_completion_tokens' instead."
+    learned = terms().after(said, 8_000)
+    assert learned == terms(tokens_name="max_completion_tokens")
+    assert learned.after(said, 8_000) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "max_tokens is too large: 32000. this model supports at most 16384 completion tokens, and you provided 32000.",
+        "invalid max_tokens value, the valid range of max_tokens is [1, 16384]",
+        "max_tokens must be less than or equal to 16384",
+    ],
+)
+def test_an_answer_that_may_not_be_so_long_is_asked_for_shorter(said: str) -> None:
+    learned = terms().after(said, 32_000)
+    assert learned is not None
+    assert (learned.most_tokens, learned.room(32_000, "")) == (16_384, 16_384)
+    assert learned.after(said, 16_384) is None, "asked for what it allows, it is refused for another reason"
+
+
+def test_a_small_context_leaves_less_room_for_the_answer_and_does_not_blame_the_notes() -> None:
+    said = (
+        "this model's maximum context length is 8192 tokens. however, you requested 9000 tokens (1000 in the messages, "
+        "8000 in the completion). please reduce the length of the messages or completion."
+    )
+    learned = terms().after(said, 8_000)
+    assert learned is not None
+    assert learned.room(8_000, "") == 8192 - 1000 - 64
+    assert learned.for_others.room(8_000, "x" * 4000) == 8192 - 1000 - 64, "the next prompt has its own length"
+    too_long = said.replace("1000 in", "9000 in")
+    assert terms().after(too_long, 8_000) is None
+    assert code(400, {"error": {"message": too_long}}) == "VALIDATION_INPUT_TOO_LARGE"

@@ -47,6 +47,11 @@ class Received:
     status: int | None = None
 
     @property
+    def said_anything(self) -> bool:
+        """Whether any data has come that told something."""
+        return bool(self.characters or self.thought or self.finish_reason or self.usage)
+
+    @property
     def text(self) -> str:
         joined = "".join(self.pieces)
         # A character outside the basic plane may come as two escapes, a half in each of two deltas.

@@ -6,30 +6,25 @@ Loaded by the first call, as it takes a second: who asks the built-in provider a
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import openai
 
-from aijobs.ai.catalogue import JsonMode, ProviderConfig
-from aijobs.ai.output import MAX_CHARACTERS
-from aijobs.ai.provider import (
-    CallFacts,
-    CallFailed,
-    ConstraintRefused,
-    GenerateAnswer,
-    GenerateRequest,
-)
+from aijobs.ai.catalogue import ProviderConfig
+from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest, LessWanted
 from aijobs.ai.providers.openai_compatible.call import Limits, Received, receive
-from aijobs.ai.providers.openai_compatible.names import name
-from aijobs.ai.providers.openai_compatible.refusals import ServerError, failure_of, stream_failure
+from aijobs.ai.providers.openai_compatible.refusals import failure_of, stream_failure, what_it_says
+from aijobs.ai.providers.openai_compatible.terms import Terms
+from aijobs.ai.providers.openai_compatible.wire import Refused, Whole, open_http, request_id
 
-MAX_ERROR_BYTES = 65_536
-MAX_STREAM_BYTES = 40 * MAX_CHARACTERS
-"""A stream wraps each few characters in a chunk of some hundred bytes."""
-_LESS: Mapping[JsonMode, JsonMode] = {"json_schema": "json_object", "json_object": "prompt"}
+# Another program's OPENAI_LOG would have the client write down what it sends: prompts and notes.
+for _noisy in ("openai", "httpx2"):
+    logging.getLogger(_noisy).setLevel(logging.WARNING)
+
 _BEFORE_SENDING = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
@@ -38,8 +33,8 @@ class ServerClient:
 
     def __init__(self, config: ProviderConfig) -> None:
         self._config = config
-        self._json_modes: dict[str, JsonMode] = {}
-        """By model, what a server was found to take less than its configuration says."""
+        self._learned: dict[str, Terms] = {}
+        """By model, what its server was found to take, once a request on these terms worked."""
         self._client: openai.AsyncOpenAI | None = None
 
     async def close(self) -> None:
@@ -49,80 +44,76 @@ class ServerClient:
             await client.close()
 
     async def converse(self, request: GenerateRequest, received: Received, limits: Limits) -> GenerateAnswer:
-        """Ask, and take in the whole answer. `CallFailed`; `TimeoutError` at the deadline."""
-        own_key = request.credential is not None
+        """Ask, and take in the whole answer. `CallFailed`, `LessWanted`; `TimeoutError` at the deadline."""
         key = request.credential.open() if request.credential else self._config.key
         received.key = key or ""
-        mode = self._json_mode(request)
+        terms = request.terms or self._learned.get(request.route.model) or Terms.of(self._config)
+        body = self._body(request, terms)
+        try:
+            await self._receive(body, key, received, limits)
+        except Refused as refused:
+            raise _refusal(refused, request, terms, body[terms.tokens_name]) from None
+        except openai.APIConnectionError as error:
+            raise _connection_failure(error, received.facts()) from None
+        except openai.APIError as error:
+            told = stream_failure(error.body, own_key=request.credential is not None)
+            raise CallFailed(told.code, told.internal, received.facts()) from None
+        except (openai.OpenAIError, httpx2.InvalidURL) as error:
+            why = f"the call failed: {type(error).__name__}"
+            raise CallFailed("PROVIDER_UNAVAILABLE", why, received.facts()) from None
+        except CallFailed as failed:
+            raise CallFailed(failed.code, failed.internal, received.facts(failed.facts.billed)) from None
+        answer = received.answer(self._config.name)
+        self._learned[request.route.model] = terms.for_others
+        return answer
 
+    async def _receive(self, body: Mapping[str, Any], key: str | None, received: Received, limits: Limits) -> None:
         async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
-            client = self._open_client().with_options(api_key=key or "none", max_retries=0)
-            stream = await client.chat.completions.create(**self._body(request, mode))
-            received.status, received.request_id = stream.response.status_code, _request_id(stream.response)
+            stream = await self._open_client().chat.completions.create(**body, extra_headers=_headers(key))
+            received.status, received.request_id = stream.response.status_code, request_id(stream.response)
             return _mappings(stream)
 
         try:
             await receive(chunks, received, limits)
-        except _Refused as refused:
-            failure = failure_of(refused.error, own_key=own_key, constrained=mode != "prompt")
-            if isinstance(failure, ConstraintRefused):
-                self._json_modes[request.route.model] = _LESS[mode]
-            raise failure from None
-        except _Whole as whole:
+        except Whole as whole:
             received.status, received.request_id = whole.status, whole.request_id
             received.add(whole.completion)
-        except openai.APIConnectionError as error:
-            raise _connection_failure(error, received.facts()) from None
-        except openai.APIError as error:
-            told = stream_failure(error.body, own_key=own_key)
-            raise CallFailed(told.code, told.internal, received.facts()) from None
-        except (openai.OpenAIError, httpx2.InvalidURL) as error:
-            raise CallFailed(
-                "PROVIDER_UNAVAILABLE", f"the call failed: {type(error).__name__}", received.facts()
-            ) from None
-        return received.answer(self._config.name)
 
     async def moderate(self, texts: Sequence[str], seconds: float) -> frozenset[str]:
         """The categories that the server's own moderation finds in the texts. `CallFailed`; `TimeoutError`."""
-        client = self._open_client().with_options(api_key=self._config.key or "none", max_retries=0)
+        model, headers = self._config.moderation_model or "", _headers(self._config.key)
         try:
             async with asyncio.timeout(min(seconds, self._config.first_data_s)):
-                answer = await client.moderations.create(model=self._config.moderation_model or "", input=list(texts))
-        except _Refused as refused:
-            raise failure_of(refused.error, own_key=False, constrained=False) from None
+                answer = await self._open_client().moderations.create(
+                    model=model, input=list(texts), extra_headers=headers
+                )
+        except Refused as refused:
+            raise failure_of(refused.error, own_key=False) from None
         except openai.APIConnectionError as error:
             raise _connection_failure(error, CallFacts()) from None
-        found = [result.categories.to_dict() for result in answer.results if result.flagged]
+        found = [result.categories.to_dict(warnings=False) for result in answer.results if result.flagged]
         return frozenset(name for categories in found for name, hit in categories.items() if hit)
 
     def _open_client(self) -> openai.AsyncOpenAI:
-        """Made on the loop's thread by the first call, and kept: connections are used again."""
+        """Made by the first call, and kept: connections are used again. Keys go with each request."""
         if self._client is None:
-            http = httpx2.AsyncClient(
-                follow_redirects=False,
-                timeout=httpx2.Timeout(None, connect=self._config.connect_s, write=30, pool=self._config.connect_s),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=5),
-                event_hooks={"response": [_admit]},
-            )
+            http = open_http(self._config)
             self._client = openai.AsyncOpenAI(
                 api_key="none", base_url=self._config.base_url, http_client=http, max_retries=0
             )
-            # What the client would take from the environment belongs to another program's account.
-            self._client.organization = self._client.project = None
         return self._client
 
-    def _body(self, request: GenerateRequest, mode: JsonMode) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest, terms: Terms) -> dict[str, Any]:
+        prompt = request.prompt
         body: dict[str, Any] = {
             "model": request.route.model,
-            "messages": [
-                {"role": "system", "content": request.prompt.system},
-                {"role": "user", "content": request.prompt.user},
-            ],
-            "max_tokens": request.max_output_tokens,
+            "messages": [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}],
+            terms.tokens_name: terms.room(request.max_output_tokens, prompt.system + prompt.user),
             "stream": True,
             "stream_options": {"include_usage": True},
             "extra_body": dict(self._config.extra_body) or None,
         }
+        mode = terms.json_mode if request.constrained else "prompt"
         if mode == "json_object":
             body["response_format"] = {"type": "json_object"}
         elif mode == "json_schema":
@@ -130,76 +121,20 @@ class ServerClient:
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         return body
 
-    def _json_mode(self, request: GenerateRequest) -> JsonMode:
-        if not request.constrained:
-            return "prompt"
-        return self._json_modes.get(request.route.model, self._config.json_mode)
+
+def _headers(key: str | None) -> dict[str, Any]:
+    return {"Authorization": openai.Omit() if key is None else f"Bearer {key}"}
 
 
-class _Refused(Exception):
-    """The server answered with something that is no stream."""
-
-    def __init__(self, error: ServerError) -> None:
-        super().__init__(error.status)
-        self.error = error
-
-
-class _Whole(Exception):
-    """The server sent its answer in one piece, though it was asked to stream."""
-
-    def __init__(self, completion: Mapping[str, Any], status: int, request_id: str | None) -> None:
-        super().__init__(status)
-        self.completion, self.status, self.request_id = completion, status, request_id
-
-
-async def _admit(response: httpx2.Response) -> None:
-    """Let a stream through, bounded; read of anything else what is enough to tell what it is."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    moderated = kind == "application/json" and response.request.url.path.endswith("/moderations")
-    if response.status_code == 200 and (moderated or kind == "text/event-stream"):
-        response.stream = _Bounded(response.stream)
-        return
-    whole = response.status_code == 200 and kind == "application/json"
-    body = await _beginning(response, MAX_STREAM_BYTES if whole else MAX_ERROR_BYTES)
-    if whole:
-        completion = json.loads(body)
-        if isinstance(completion, Mapping) and completion.get("choices"):
-            raise _Whole(completion, response.status_code, _request_id(response))
-    raise _Refused(ServerError(response.status_code, response.headers, body, _request_id(response)))
-
-
-async def _beginning(response: httpx2.Response, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) >= limit:
-                break
-    except httpx2.HTTPError:
-        if response.status_code == 200:
-            raise
-        # An error's body that breaks off has told enough: its status.
-    finally:
-        await response.aclose()
-    return bytes(body[:limit])
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """A stream of bytes that ends in an error before it fills the memory."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        taken = 0
-        async for piece in self._stream:
-            taken += len(piece)
-            if taken > MAX_STREAM_BYTES:
-                raise CallFailed("VALIDATION_OUTPUT_TOO_LARGE", f"the stream passed {MAX_STREAM_BYTES} bytes")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+def _refusal(refused: Refused, request: GenerateRequest, terms: Terms, asked_tokens: int) -> CallFailed:
+    """What a refusal means; `LessWanted` where it is about the terms, and there are lesser ones."""
+    failure = failure_of(refused.error, own_key=request.credential is not None)
+    if 400 <= refused.error.status < 500 or refused.error.status == 501:
+        asked = terms if request.constrained else replace(terms, json_mode="prompt")
+        lesser = asked.after(what_it_says(refused.error.body).text, asked_tokens)
+        if lesser is not None:
+            return LessWanted(failure.internal, failure.facts, replace(request, terms=lesser))
+    return failure
 
 
 async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncGenerator[Mapping[str, Any]]:
@@ -207,11 +142,6 @@ async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncGenerator[Mapping[s
         async for chunk in stream:
             # Of what isn't as it should be a warning would quote the value.
             yield chunk.to_dict(warnings=False)
-
-
-def _request_id(response: Any) -> str | None:
-    key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
-    return name(response.headers.get("x-request-id"), key)
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:

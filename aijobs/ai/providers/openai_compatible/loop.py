@@ -7,6 +7,7 @@ from there leaves its blocked read blocked.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` there. Cancelling the future ends it within the loop's next turn."""
@@ -28,7 +30,7 @@ class LoopThread:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._guard:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+            if self._loop is None or self._pid != os.getpid():  # A fork has the loop, and not the thread that ran it.
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="provider-calls", daemon=True).start()
             return self._loop

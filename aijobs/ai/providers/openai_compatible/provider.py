@@ -32,9 +32,14 @@ class OpenAiCompatibleProvider:
         return self._config.name
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer; see `AiProvider`. `ConstraintRefused` where another call would ask for less and may succeed."""
+        """The answer; see `AiProvider`. `LessWanted` where another call would ask for less and may succeed.
+
+        Nobody waits for the first data for longer than half of what the attempt has left: the next of the route wants
+        time too.
+        """
         client, received = self._open_client(), Received(request)
-        limits = Limits(self._config.first_data_s, self._config.idle_s, token.remaining())
+        left = token.remaining()
+        limits = Limits(min(self._config.first_data_s, left / 2), self._config.idle_s, left)
         future = self._loop.submit(client.converse(request, received, limits))
         token.on_cancel(future.cancel)
         # Shown from this thread: what it writes must not hold up the calls of others.
@@ -93,8 +98,9 @@ class OpenAiCompatibleProvider:
 
 def _stopped(token: CancellationToken, received: Received) -> CallFailed:
     """The failure of a call that was cut off from here: for the token's reason, or at its deadline."""
+    code, why = "TIMEOUT", "the attempt's deadline has passed"
     try:
         token.raise_if_cancelled()
     except JobError as reason:
-        return CallFailed(reason.code, reason.internal, received.facts())
-    return CallFailed("TIMEOUT", "the attempt's deadline has passed", received.facts())
+        code, why = reason.code, reason.internal
+    return CallFailed(code, why, received.facts(), silent=code == "TIMEOUT" and not received.said_anything)

@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from aijobs.ai.provider import CallFacts, CallFailed, ConstraintRefused
+from aijobs.ai.provider import CallFacts, CallFailed
 from aijobs.ai.providers.openai_compatible.names import is_word
 from aijobs.clock import utc_now
 
-_SAFETY = re.compile(r"content exists risk|content[_ ](?:filter|policy)|content management policy|safety system")
+_READ = 400
+"""Characters of a message that are looked at: what a server has to say comes first, what it repeats after it."""
+_SAFETY = re.compile(r"content exists risk|content[_ ]filter|content_policy|content management policy|safety system")
 _TOO_LONG = re.compile(
     r"context[_ ](?:length|window|size)|maximum (?:context|input|prompt|model)|(?:prompt|input) is too long"
     r"|too many (?:input )?tokens|reduce the length"
 )
-_CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided|grammar|structured output")
+_NO_MONEY = re.compile(r"insufficient[_ ](?:quota|balance|funds|credits?)|billing_(?:hard_limit_reached|not_active)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_NO_MONEY = re.compile(r"insufficient[_ ](?:quota|balance|funds)|exceeded your current quota|billing")
-_TRY_AGAIN = frozenset({408, 409, 425, 429})
 _NOT_BILLED = frozenset({429, 503, 529})
 """Turned away at the door. Of a 500, 502 or 504 nobody knows whether the work was done behind it."""
+_STATUS_OF: Mapping[str, int] = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "insufficient_quota": 429,
+    "overloaded_error": 529,
+    "content_filter": 400,
+    "context_length_exceeded": 400,
+}
+"""What an error in mid-stream would have been at its beginning."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +50,66 @@ class ServerError:
     """Its own name for the call, where it may be told."""
 
 
-def failure_of(error: ServerError, *, own_key: bool, constrained: bool) -> CallFailed:
-    """The failure that `error` is. `own_key`: a user's key paid; `constrained`: a `response_format` was asked for."""
-    facts = CallFacts(
-        billed="no" if error.status < 500 or error.status in _NOT_BILLED else "unknown",
-        http_status=error.status,
-        request_id=error.request_id,
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an error body says: `text`, in lower case, is to be searched and never shown; `words` may be told."""
+
+    text: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A code for these statuses, where the body says so, if it has to; `own` where a user's key paid."""
+
+    code: str
+    statuses: Collection[int]
+    says: re.Pattern[str] | None = None
+    own: str | None = None
+
+    def holds(self, status: int, said: Said) -> bool:
+        return status in self.statuses and (self.says is None or self.says.search(said.text) is not None)
+
+
+_REFUSED, _BROKEN = range(400, 500), range(500, 600)
+_RULES = (
+    _Rule("PROVIDER_UNAVAILABLE", range(200, 300)),  # a page of something that stands between
+    _Rule("VALIDATION_INPUT_TOO_LARGE", {413}),
+    _Rule("VALIDATION_INPUT_TOO_LARGE", _REFUSED, _TOO_LONG),
+    _Rule("CONTENT_SAFETY_PROVIDER", _REFUSED, _SAFETY),
+    _Rule("PROVIDER_ACCOUNT_EXHAUSTED", {402}, own="CREDENTIAL_INSUFFICIENT_BALANCE"),
+    _Rule("PROVIDER_ACCOUNT_EXHAUSTED", {403, 429}, _NO_MONEY, own="CREDENTIAL_INSUFFICIENT_BALANCE"),
+    _Rule("CREDENTIAL_PLATFORM_INVALID", {401, 403}, own="CREDENTIAL_INVALID"),
+    _Rule("PROVIDER_RATE_LIMITED", {429}),
+    _Rule("PROVIDER_UNAVAILABLE", {408, 409, 425, *_BROKEN}),
+)
+"""The first that holds; what none of them knows is a fault of our own, as is a redirect."""
+
+
+def failure_of(error: ServerError, *, own_key: bool) -> CallFailed:
+    """The failure that `error` is. `own_key`: a user's key paid."""
+    said, status = what_it_says(error.body), error.status
+    billed = "no" if 300 <= status < 500 or status in _NOT_BILLED else "unknown"
+    facts = CallFacts(billed=billed, http_status=status, request_id=error.request_id)
+    rule = next((rule for rule in _RULES if rule.holds(status, said)), None)
+    code = "INTERNAL_CONFIG" if rule is None else (rule.own if own_key and rule.own else rule.code)
+    named = f"the server answered {status}" + (f" ({', '.join(said.words)})" if said.words else "")
+    named += (
+        " with no answer of a model" if status < 300 else ": a redirect, which is not followed" if status < 400 else ""
     )
-    message, words = _told(error.body)
-    named = f"the server answered {error.status}" + (f" ({', '.join(words)})" if words else "")
-    searched = " ".join((message, *words)).lower()
-    if error.status < 300:
-        unknown = replace(facts, billed="unknown")
-        return CallFailed("PROVIDER_UNAVAILABLE", f"{named} with no answer of a model", unknown)
-    if error.status < 400:
-        return CallFailed("INTERNAL_CONFIG", f"{named}: a redirect, which is not followed", facts)
-    if error.status == 413 or (error.status < 500 and _TOO_LONG.search(searched)):
-        return CallFailed("VALIDATION_INPUT_TOO_LARGE", named, facts)
-    if error.status < 500 and _SAFETY.search(searched):
-        return CallFailed("CONTENT_SAFETY_PROVIDER", named, facts)
-    if error.status in (401, 403):
-        return CallFailed("CREDENTIAL_INVALID" if own_key else "CREDENTIAL_PLATFORM_INVALID", named, facts)
-    if error.status == 402 or (error.status in (403, 429) and _NO_MONEY.search(searched)):
-        return CallFailed("CREDENTIAL_INSUFFICIENT_BALANCE" if own_key else "PROVIDER_ACCOUNT_EXHAUSTED", named, facts)
-    if error.status in (400, 404, 415, 422, 501) and constrained and _CONSTRAINT.search(searched):
-        return ConstraintRefused(named, facts)
-    if error.status in _TRY_AGAIN or error.status >= 500:
-        code = "PROVIDER_RATE_LIMITED" if error.status == 429 else "PROVIDER_UNAVAILABLE"
-        return CallFailed(code, named, facts, retry_after=retry_after(error.headers))
-    return CallFailed("INTERNAL_CONFIG", named, facts)
+    wait = retry_after(error.headers) if code.startswith("PROVIDER_") else None
+    return CallFailed(code, named, facts, retry_after=wait)
 
 
 def stream_failure(body: Any, *, own_key: bool) -> CallFailed:
     """The failure that an error event in the middle of a stream is: the work was begun, and may be billed."""
-    words = _words(body) if isinstance(body, Mapping) else []
-    status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 500)
-    told = failure_of(
-        ServerError(status, {}, json.dumps({"error": body}, default=str).encode()), own_key=own_key, constrained=False
-    )
-    if told.code in ("INTERNAL_CONFIG", "PROVIDER_UNAVAILABLE"):
-        return CallFailed("PROVIDER_STREAM_BROKEN", "the stream held an error", CallFacts())
-    return CallFailed(told.code, "the stream held an error", CallFacts())
+    raw = json.dumps({"error": body}, default=str).encode()
+    told = (_STATUS_OF.get(word) or (int(word) if word.isdigit() else 0) for word in what_it_says(raw).words)
+    status = next((status for status in told if 400 <= status < 600), 500)
+    code = failure_of(ServerError(status, {}, raw), own_key=own_key).code
+    if code in ("INTERNAL_CONFIG", "PROVIDER_UNAVAILABLE"):
+        code = "PROVIDER_STREAM_BROKEN"
+    return CallFailed(code, "the stream held an error", CallFacts())
 
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
@@ -108,24 +136,28 @@ def _date(text: str) -> datetime:
     return found
 
 
-def _told(body: bytes) -> tuple[str, list[str]]:
-    """The message that an error body holds, to be searched and never shown; and its code and type, where they are
-    words.
-    """
-    text = body.decode("utf-8", "replace")
+def what_it_says(body: bytes) -> Said:
+    """Of an error's JSON the message and what names it: never what it repeats of the request."""
     try:
-        document = json.loads(text)
+        document = json.loads(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        return "", []
-    if not isinstance(document, Mapping):
-        return "", []
-    error = document.get("error", document)
+        return Said("", ())
+    error = document.get("error", document) if isinstance(document, Mapping) else document
+    if isinstance(error, str):
+        return Said(error[:_READ].lower(), ())
     if not isinstance(error, Mapping):
-        return str(error), []
+        return Said("", ())
     message = error.get("message", error.get("detail", ""))
-    return message if isinstance(message, str) else json.dumps(message, default=str), _words(error)
+    named = [str(error[key]) for key in ("type", "code", "param") if isinstance(error.get(key), str | int)]
+    words = tuple(dict.fromkeys(name for name in named[:2] if is_word(name)))
+    return Said(" ".join((_message(message), *named)).lower(), words)
 
 
-def _words(error: Mapping[str, Any]) -> list[str]:
-    values = (str(error[key]) for key in ("type", "code") if isinstance(error.get(key), str | int))
-    return [value for value in dict.fromkeys(values) if is_word(value)]
+def _message(message: Any) -> str:
+    """A message's beginning. A list, as FastAPI sends it, tells of each fault its kind and place, and its input too."""
+    if isinstance(message, str):
+        return message[:_READ]
+    if not isinstance(message, list):
+        return ""
+    faults = [fault for fault in message[:5] if isinstance(fault, Mapping)]
+    return " ".join(str(fault.get(key, ""))[:_READ] for fault in faults for key in ("type", "msg", "loc"))

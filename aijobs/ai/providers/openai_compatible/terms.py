@@ -1,0 +1,73 @@
+"""What a server takes of a request: its configuration says it, and a refusal may teach more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from aijobs.ai.catalogue import JsonMode, ProviderConfig
+from aijobs.ai.tokens import estimate_tokens
+
+_LESS: Mapping[JsonMode, JsonMode] = {"json_schema": "json_object", "json_object": "prompt"}
+_CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided_(?:json|decoding)|structured outputs?")
+_OTHER_NAME = re.compile(r"max_completion_tokens")
+_LIMIT_ON = re.compile(r"max_(?:completion_)?tokens")
+_AT_MOST = re.compile(r"(?:at most|<=|less than or equal to|maximum(?: value)?(?: is| of)?|\[\d+, ?)\D{0,12}(\d{1,9})")
+_CONTEXT = re.compile(r"(?:maximum (?:context|model) length|context (?:length|size|window)) (?:is|of)\D{0,12}(\d{1,9})")
+_IN_PROMPT = re.compile(r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)|prompt contains (\d{1,9})")
+_MARGIN = 64
+"""Tokens that servers add to a prompt by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a model's requests are to be made."""
+
+    json_mode: JsonMode
+    tokens_name: str
+    """The field that limits the answer: `max_tokens`, or `max_completion_tokens` of newer models of OpenAI."""
+    most_tokens: int | None = None
+    """The most that an answer may have; None: not known."""
+    context_tokens: int | None = None
+    """The most that prompt and answer may have together; None: not known."""
+    this_time: int | None = None
+    """Room for the answer to this one prompt, as its server counted it."""
+
+    @classmethod
+    def of(cls, config: ProviderConfig) -> Terms:
+        """Before anything was learned."""
+        return cls(config.json_mode, config.tokens_name, config.max_output_tokens, config.context_tokens)
+
+    @property
+    def for_others(self) -> Terms:
+        """What holds for other requests as well."""
+        return replace(self, this_time=None)
+
+    def room(self, wanted: int, prompt: str) -> int:
+        """How many tokens to ask for, of those that are wanted; at least 1."""
+        left = self.this_time
+        if left is None and self.context_tokens is not None:
+            left = self.context_tokens - estimate_tokens(prompt) - _MARGIN
+        return max(1, min(limit for limit in (wanted, self.most_tokens, left) if limit is not None))
+
+    def after(self, refusal: str, asked_tokens: int) -> Terms | None:
+        """What to ask for after a refusal (in lower case); None where it isn't about these terms, or wants no less."""
+        if self.tokens_name != "max_completion_tokens" and _OTHER_NAME.search(refusal):
+            return replace(self, tokens_name="max_completion_tokens")
+        if (context := _CONTEXT.search(refusal)) is not None:
+            return self._within(int(context[1]), refusal, asked_tokens)
+        if _LIMIT_ON.search(refusal):
+            limit = _AT_MOST.search(refusal)
+            return replace(self, most_tokens=int(limit[1])) if limit and 0 < int(limit[1]) < asked_tokens else None
+        if self.json_mode in _LESS and _CONSTRAINT.search(refusal):
+            return replace(self, json_mode=_LESS[self.json_mode])
+        return None
+
+    def _within(self, context: int, refusal: str, asked_tokens: int) -> Terms | None:
+        """Less room for the answer, where the prompt by itself fits; where it doesn't the notes are too long."""
+        prompt = _IN_PROMPT.search(refusal)
+        if prompt is None:
+            return None
+        left = context - int(prompt[1] or prompt[2]) - _MARGIN
+        return replace(self, context_tokens=context, this_time=left) if 0 < left < asked_tokens else None
