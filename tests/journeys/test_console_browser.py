@@ -12,9 +12,11 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import update
 from werkzeug.serving import make_server
 
+from aijobs.clock import utc_now
 from aijobs.web.factory import create_app
 from aijobs.web.models import Operator
 from aijobs.wiring import build_services
+from tests.support.rows import add, build_call
 from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
 
 pytestmark = pytest.mark.browser
@@ -265,6 +267,10 @@ def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str,
         assert len(texts[0]) == 4
 
 
+NOBODY_KNOWS = {"cost_micros": None, "currency": None, "estimated": True, "billed": "unknown", "started_at": utc_now()}
+"""What puts every mark there is on a provider call."""
+
+
 def _grave_faults(page: Page) -> list[str]:
     """What axe finds on the page that keeps somebody out: each with its rule and where it is."""
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
@@ -292,6 +298,8 @@ def test_axe_finds_nothing_serious_on_any_page(
     paths += ["/console/queues", "/console/workers", "/console/audit", "/console/jobs/nope"]
     stage.services.breaker.failed("deepseek.platform", exhausted=True)
     paths += ["/console/providers", "/console/providers/deepseek/close"]
+    add(stage.services.database, build_call(stage.job(jobs["failed"]), **NOBODY_KNOWS))
+    paths += ["/console/usage", "/console/usage?from=never", "/console/usage?userId=nobody"]
     paths += [f"/console/jobs/{job_id}" for job_id in (*jobs.values(), parent, child)]
     paths += [f"/console/jobs/{jobs['failed']}/retry", f"/console/jobs/{jobs['running']}/cancel"]
     for path in paths:
