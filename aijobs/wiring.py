@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -128,6 +128,7 @@ def build_services(
     router = ModelRouter(catalogue.routes, DEFAULT, catalogue.user_routes)
     breaker = CircuitBreaker(breaker_store, settings.breaker_failures, settings.breaker_open_s)
     costs = build_costs(settings, catalogue)
+    _check_cost_quotas(settings, catalogue, costs)
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
     registry = build_registry(prompts, modules, router, production=settings.production)
@@ -186,6 +187,16 @@ def build_services(
             ProviderReads(clock, catalogue, breaker, call_slots, router),
         ),
     )
+
+
+def _check_cost_quotas(settings: Settings, catalogue: Catalogue, costs: CostCalculator) -> None:
+    """Refuse a quota of cost that would never be reached, as a model that calls may go to has no price."""
+    if not settings.quota_day_cost_micros and not settings.quota_month_cost_micros:
+        return
+    routed = {route for routes in catalogue.routes.values() for route in routes}
+    unpriced = sorted(f"{route.provider}/{route.model}" for route in routed if not costs.knows(*astuple(route)))
+    if unpriced:
+        raise SettingsError(f"a quota of cost can't hold: no price is known for {', '.join(unpriced)} (AIJOBS_PRICES)")
 
 
 def _shared_texts(settings: Settings, broker: RedisBroker) -> SharedTexts:

@@ -104,6 +104,10 @@ class CostCalculator:
             per_million *= price.peak.factor(at)
         return Cost((per_million + _MILLION // 2) // _MILLION, self.currency, self.version)
 
+    def knows(self, provider: str, model: str) -> bool:
+        """Whether the model has a price."""
+        return self._price(provider, model) is not None
+
     def _price(self, provider: str, model: str) -> _Price | None:
         provider = self._names.get(provider, provider)
         found = self._prices.get((provider, model))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from aijobs.ai.cost import BUILT_IN, Cost, CostCalculator
 from aijobs.errors import SettingsError
+from aijobs.settings import Settings
+from aijobs.wiring import build_services
 
 SUNDAY = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MONDAY_10_IN_BEIJING = datetime(2026, 11, 2, 2, tzinfo=UTC)
@@ -137,3 +139,25 @@ def test_the_built_in_list_holds_no_float() -> None:
 
     amounts = [model[field] for model in document["model"] for field in ("input", "cached_input", "output")]
     assert {type(amount) for amount in amounts} == {int}
+
+
+def test_a_quota_of_cost_that_could_never_be_reached_stops_the_start(tmp_path: Path) -> None:
+    """Calls without a price cost nothing, so the limit silently didn't hold."""
+    (tmp_path / "providers.toml").write_text(
+        '[provider.acme]\nbase_url = "https://acme.example"\nmodels = ["m1"]\nkey = "none"\n'
+        '[routes]\ndefault = ["acme/m1"]\n'
+    )
+    given = {"AIJOBS_INSTANCE_PATH": str(tmp_path), "AIJOBS_REDIS_URL": "redis://127.0.0.1:1/0"}
+    with pytest.raises(SettingsError, match="no price is known for acme/m1"):
+        build_services(
+            Settings.load(
+                {
+                    **given,
+                    "AIJOBS_PROVIDERS": str(tmp_path / "providers.toml"),
+                    "AIJOBS_QUOTA_DAY_COST_MICROS": "1000000",
+                }
+            )
+        )
+    priced = build_services(Settings.load({**given, "AIJOBS_QUOTA_DAY_COST_MICROS": "1000000"}))
+    assert priced.costs.knows("local", "local-extractive-v1")
+    priced.database.dispose()
