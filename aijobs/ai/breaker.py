@@ -29,7 +29,10 @@ LONGEST = 10
 """How many times the first opening one may last; an exhausted account's lasts as long at once."""
 KEPT = timedelta(hours=1)
 """How long a breaker whose time is over, and whom nobody asks, is remembered; then it counts as closed."""
-PROBE_LEASE = timedelta(seconds=120)
+PROBE_LEASE = timedelta(seconds=20)
+"""After which another probe is let through: the one before may have died with its worker. A long answer then has two
+probes on their way, which does no harm.
+"""
 PROBE_LOOK = timedelta(seconds=5)
 """How soon it is worth asking again while another's probe is on its way."""
 JITTER = 0.2

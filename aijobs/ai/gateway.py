@@ -39,7 +39,7 @@ EXHAUSTED = frozenset({"PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALI
 """No call on this key will go through until somebody has seen to the account."""
 LESS_STEPS = 4
 """How often a server may say that it takes less than it was asked for: a kind of constraint, a limit on tokens."""
-SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 3.0, 0.2, 60.0
+SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 3.0, 0.2, 5.0
 ALL_TAKEN = timedelta(seconds=10)
 """When to come back where all calls that a provider may have at once are taken."""
 
@@ -141,7 +141,7 @@ class AiGateway:
             raise ProvidersBusy(wait)  # Before a slot is waited for, which a provider that isn't asked has no use for.
         slot = self._take_slot(name, token)
         try:
-            if (wait := self._breaker.admit(scope, timedelta(seconds=token.remaining() + SLOT_MARGIN_S))) is not None:
+            if (wait := self._breaker.admit(scope)) is not None:
                 raise ProvidersBusy(wait)
             return self._watched(scope, ask)
         finally:
