@@ -186,8 +186,7 @@ class Monitor:
 
     def providers(self) -> Providers:
         """All AI providers: breakers, calls under way, and what today's calls came to."""
-        with self._database.read() as session:
-            return self._providers.read(session)
+        return self._providers.read(self._database)
 
     def get_breaker(self, provider: str) -> BreakerState:
         """The platform's breaker at a provider; `NOT_FOUND` for one that is not configured."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +18,7 @@ from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.slots import CallSlots
-from aijobs.db import Clock, read_clock
+from aijobs.db import Clock, Database, read_clock
 from aijobs.errors import JobError
 from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers
@@ -24,34 +26,82 @@ from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Prov
 MOST_LATENCIES = 5000
 """The median is that of so many of the day's newest answers, all models together."""
 
+SUMS_S = 4.0
+"""How long the day's sums stand: the page asks for them every few seconds in each tab that shows it."""
+
 _Call = tuple[str, str]
 """Provider and model."""
 
 
 @dataclass(frozen=True)
+class _Day:
+    """What the day's calls came to, when it was read, and when the day began."""
+
+    read_at: datetime
+    begins: datetime
+    sums: Mapping[_Call, CallSums]
+
+
 class ProviderReads:
-    """The catalogue beside what Redis says of breakers and slots, and two statements over the day's calls."""
+    """The catalogue beside what Redis says of breakers and slots, and sums over the day's calls.
 
-    clock: Clock
-    catalogue: Catalogue
-    breaker: CircuitBreaker
-    slots: CallSlots
-    router: ModelRouter
+    Breakers and slots are read anew each time; the sums stand for `SUMS_S`, however many look.
+    """
 
-    def read(self, session: Session) -> Providers:
-        """Every provider that is configured, then those that were only called today, each with its models."""
-        now = read_clock(session, self.clock)
-        day = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        sums = _find_sums(session, day)
-        names = list(self.catalogue.providers)
-        names += sorted({provider for provider, _ in sums} - set(names))
-        states = {state.scope: state for state in self.breaker.states([scope_of(name) for name in names])}
-        rows = [self._row(name, states[scope_of(name)], sums) for name in names]
-        return Providers(day=day, read_at=now, providers=tuple(rows))
+    def __init__(
+        self,
+        clock: Clock,
+        catalogue: Catalogue,
+        breaker: CircuitBreaker,
+        slots: CallSlots,
+        router: ModelRouter,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.breaker, self.slots = breaker, slots
+        self._clock, self._catalogue, self._router, self._monotonic = clock, catalogue, router, monotonic
+        self._guard = threading.Lock()
+        self._day: _Day | None = None
+        self._until, self._asking = 0.0, False
+
+    def read(self, database: Database) -> Providers:
+        """Every provider that is configured, then those that were only called today, each with its models.
+
+        Redis is asked before a session is open: while it doesn't answer, no connection waits with it.
+        """
+        configured = self._catalogue.providers
+        states = dict(zip(configured, self.breaker.states([scope_of(name) for name in configured]), strict=True))
+        limits = {name: config.max_concurrent_calls for name, config in configured.items()}
+        in_use = {name: self.slots.in_use(name, limit) for name, limit in limits.items() if limit}
+        day = self._read_day(database)
+        names = [*configured, *sorted({provider for provider, _ in day.sums} - set(configured))]
+        rows = [
+            self._row(name, states.get(name) or BreakerState(scope_of(name), CLOSED), in_use.get(name), day.sums)
+            for name in names
+        ]
+        return Providers(day=day.begins, read_at=day.read_at, providers=tuple(rows))
+
+    def _read_day(self, database: Database) -> _Day:
+        """The day's sums: those at hand while they are young, or while another thread is reading new ones."""
+        with self._guard:
+            if self._day is not None and (self._asking or self._monotonic() < self._until):
+                return self._day
+            self._asking = True
+        try:
+            with database.read() as session:
+                now = read_clock(session, self._clock)
+                begins = now.replace(hour=0, minute=0, second=0, microsecond=0)
+                day = _Day(now, begins, _find_sums(session, begins))
+            with self._guard:
+                self._day, self._until = day, self._monotonic() + SUMS_S
+        finally:
+            with self._guard:
+                self._asking = False
+        return day
 
     def find_state(self, provider: str) -> BreakerState | None:
         """The platform's breaker at a provider that is configured; None for any other."""
-        if provider not in self.catalogue.providers:
+        if provider not in self._catalogue.providers:
             return None
         return self.breaker.states([scope_of(provider)])[0]
 
@@ -62,7 +112,7 @@ class ProviderReads:
         if definition.prompt is None:
             return ()
         try:
-            routes = self.router.routes(definition, credential_mode)
+            routes = self._router.routes(definition, credential_mode)
         except JobError:
             return ()  # Nothing is configured for it: no breaker's fault, and the job's own error says it.
         names = dict.fromkeys(route.provider for route in routes)
@@ -71,19 +121,18 @@ class ProviderReads:
         states = self.breaker.states([scope_of(name, credential_id) for name in names])
         return tuple(states) if all(state.word == OPEN or state.probing for state in states) else ()
 
-    def _row(self, name: str, state: BreakerState, sums: dict[_Call, CallSums]) -> ProviderRow:
-        config = self.catalogue.providers.get(name)
+    def _row(self, name: str, state: BreakerState, in_use: int | None, sums: Mapping[_Call, CallSums]) -> ProviderRow:
+        config = self._catalogue.providers.get(name)
         models = list(config.models if config else ())
         models += sorted({model for provider, model in sums if provider == name} - set(models))
-        limit = config.max_concurrent_calls if config else 0
         under_way = sum(called.under_way for (provider, _), called in sums.items() if provider == name)
         return ProviderRow(
             name=name,
             host=config.host if config else None,
             key=_key(name, config),
-            breaker=state if config else BreakerState(state.scope, CLOSED),
-            limit=limit or None,
-            in_flight=self.slots.in_use(name, limit) if limit else under_way,
+            breaker=state,
+            limit=(config.max_concurrent_calls or None) if config else None,
+            in_flight=under_way if in_use is None else in_use,
             models=tuple(ModelRow(model, sums.get((name, model), CallSums())) for model in models),
         )
 

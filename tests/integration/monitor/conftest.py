@@ -57,14 +57,20 @@ def broker() -> ScriptedBroker:
 
 
 @pytest.fixture
-def providers() -> ProviderReads:
+def seconds() -> list[float]:
+    """The one number is what the providers' reads take for the time; a test sets another."""
+    return [1000.0]
+
+
+@pytest.fixture
+def providers(seconds: list[float]) -> ProviderReads:
     """Providers `acme` (four calls at once, with a key) and `house` (no key needed), and the built-in file's."""
     acme = _provider("acme", key="sk-never-shown", models=("acme-1", "acme-2"), max_concurrent_calls=4)
     house = _provider("house", needs_key=False)
     catalogue = Catalogue({"acme": acme, "house": house, "bare": _provider("bare")}, {}, {})
     breaker = CircuitBreaker(MemoryBreakerStore(), failures=3, open_s=30)
     router = ModelRouter({"default": (Route("acme", "acme-1"), Route("house", "house-1"))}, "default")
-    return ProviderReads(DatabaseClock(), catalogue, breaker, MemoryCallSlots(), router)
+    return ProviderReads(DatabaseClock(), catalogue, breaker, MemoryCallSlots(), router, monotonic=lambda: seconds[0])
 
 
 def _provider(name: str, **changes: Any) -> ProviderConfig:
@@ -76,6 +82,9 @@ def _provider(name: str, **changes: Any) -> ProviderConfig:
         "key": None,
         "needs_key": True,
         "prices_as": name,
+        "tokens_name": "max_tokens",
+        "max_output_tokens": None,
+        "context_tokens": None,
         "max_concurrent_calls": 0,
         "moderation_model": None,
         "connect_s": 5,

@@ -6,12 +6,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import QueuePool, create_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import sessionmaker
 
+from aijobs.ai.breaker import scope_of
+from aijobs.ai.catalogue import Catalogue
+from aijobs.ai.provider import Route
+from aijobs.ai.router import ModelRouter
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db import Database, DatabaseClock
+from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError
+from aijobs.job_types import flashcard_generation
 from aijobs.monitor.monitor import Monitor
-from aijobs.monitor.providers import ProviderReads
+from aijobs.monitor.providers import SUMS_S, ProviderReads
 from aijobs.monitor.views import CallCost, CallSums
 from tests.support.rows import add, build_call, build_job
 
@@ -98,7 +107,55 @@ def test_the_platforms_breaker_is_shown_and_no_users(monitor: Monitor, providers
     assert refused.value.code == "NOT_FOUND"
 
 
-def test_the_page_takes_three_statements(monitor: Monitor, statements: Any) -> None:
+def test_the_page_takes_three_statements_and_for_some_seconds_no_more_however_many_look(
+    database: Database, monitor: Monitor, providers: ProviderReads, seconds: list[float], statements: Any
+) -> None:
     with statements() as seen:
-        monitor.providers()
-    assert len(seen) == 3
+        first = monitor.providers()
+        job = build_job()
+        add(database, job, call(job, 1))
+        sent = len([statement for statement in seen if statement.startswith(("SELECT", "WITH"))])
+        assert sent == 3
+        seen.clear()
+        providers.breaker.failed("acme.platform", exhausted=True)
+        providers.slots.take("acme", 4, 60)
+        again = monitor.providers()
+        assert seen == []
+        assert again.read_at == first.read_at
+        assert (again.providers[0].breaker.word, again.providers[0].in_flight) == ("open", 1), "Redis is asked anew"
+        seconds[0] += SUMS_S
+        assert monitor.providers().providers[0].models[0].today.calls == 1
+        assert len(seen) == 3
+
+
+def test_redis_is_asked_while_no_session_is_open(
+    database: Database, monitor: Monitor, providers: ProviderReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, held = database.engine.pool, []
+    assert isinstance(pool, QueuePool)
+    states, in_use = providers.breaker.states, providers.slots.in_use
+    monkeypatch.setattr(providers.breaker, "states", lambda scopes: held.append(pool.checkedout()) or states(scopes))
+    monkeypatch.setattr(providers.slots, "in_use", lambda *limit: held.append(pool.checkedout()) or in_use(*limit))
+    monitor.providers()
+    assert held == [0, 0]
+
+
+def test_sums_that_could_not_be_read_are_asked_for_again_at_once(
+    sqlite_database: Database, sqlite_monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as away:
+        away.setattr(sqlite_database, "_read", sessionmaker(create_engine("sqlite:////nowhere/at/all.db")))
+        with pytest.raises(OperationalError):
+            sqlite_monitor.providers()
+    assert sqlite_monitor.providers().providers
+
+
+def test_a_job_on_a_users_own_key_waits_for_the_breaker_of_that_key_alone(providers: ProviderReads) -> None:
+    router = ModelRouter({"default": (Route("acme", "acme-1"),)}, "default", {USER_DEEPSEEK_KEY: (Route("acme", "m"),)})
+    reads = ProviderReads(DatabaseClock(), Catalogue({}, {}, {}), providers.breaker, providers.slots, router)
+    providers.breaker.failed(scope_of("acme", "mine"), exhausted=True)
+    definition = flashcard_generation.DEFINITION
+    (kept,) = reads.find_keeping_back(definition, USER_DEEPSEEK_KEY, "mine")
+    assert (kept.scope, kept.word, kept.why) == ("acme.cred-mine", "open", "PROVIDER_ACCOUNT_EXHAUSTED")
+    assert reads.find_keeping_back(definition, USER_DEEPSEEK_KEY, "another") == ()
+    assert reads.find_keeping_back(definition, PLATFORM_KEY, None) == ()
