@@ -55,6 +55,8 @@ class AiUsageLog(Base):
         Index("uq_ai_usage_logs_call", "job_id", "attempt_no", "call_no", unique=True),
         Index("ix_ai_usage_logs_user", "user_id", "started_at"),
         Index("ix_ai_usage_logs_started", "started_at"),
+        # Calls under way, and those that nobody closed.
+        Index("ix_ai_usage_logs_state", "state", "started_at"),
         TABLE_OPTIONS,
     )
 

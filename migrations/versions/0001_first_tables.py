@@ -349,6 +349,7 @@ def upgrade() -> None:
         **IN_UTF8MB4,
     )
     op.create_index("ix_ai_usage_logs_started", "ai_usage_logs", ["started_at"])
+    op.create_index("ix_ai_usage_logs_state", "ai_usage_logs", ["state", "started_at"])
     op.create_index("ix_ai_usage_logs_user", "ai_usage_logs", ["user_id", "started_at"])
     op.create_index("uq_ai_usage_logs_call", "ai_usage_logs", ["job_id", "attempt_no", "call_no"], unique=True)
     if op.get_context().dialect.name in ("mysql", "mariadb"):
