@@ -9,17 +9,23 @@ by one; the next lock sees it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, true, union_all
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ColumnElement, Row, Select, Subquery, and_, func, select, union_all
+from sqlalchemy.orm import Session
 
 from aijobs.db import Clock
 from aijobs.errors import NotYourTurn
 from aijobs.jobs.changes import DUE_AT, NOT_ASKED
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
+
+FEW_DUE = 100
+"""So many jobs that are due again are looked at in the order of their due times. In an outage thousands wait for
+theirs, and every lock comes by: they aren't stepped over. Where more are due, the next of them is never far in the
+order of the turns."""
 
 
 class FairShare:
@@ -37,10 +43,10 @@ class FairShare:
 
         `job_types` are those that the asker can run: another's job of a type that he can't would help nobody.
         """
-        asked = session.execute(_asked(job_id, may_run)).one_or_none()
-        if asked is None or asked.held == 0:
-            return  # It can't be taken at all, which the lock itself finds; or the user holds nothing.
-        held = self._held(session, asked.queue_name)
+        found = session.execute(_asked(job_id, may_run)).all()
+        if not found:
+            return  # It can't be taken at all, which the lock itself finds.
+        asked, held = found[0], {row.holder: row.number for row in found if row.holder is not None}
         mine = held.get(asked.user_id, 0)
         if mine < max(1, (sum(held.values()) + 1) // 2):
             return
@@ -50,12 +56,6 @@ class FairShare:
             self._last[asked.queue_name] = best.user_id
             raise NotYourTurn(job_id, best.id)
 
-    def _held(self, session: Session, queue_name: str) -> Mapping[str, int]:
-        """How many jobs of the queue each user holds."""
-        number = func.count().label("number")
-        query = select(AiJob.user_id, number).where(_HELD, AiJob.queue_name == queue_name).group_by(AiJob.user_id)
-        return {row.user_id: row.number for row in session.execute(query)}
-
     def _next(
         self, session: Session, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
     ) -> Row[Any] | None:
@@ -63,53 +63,64 @@ class FairShare:
 
         A backlog is stepped over as a whole, and there are few busy users: each holds about half of the slots.
         """
+        where = [AiJob.queue_name == queue_name, NOT_ASKED]
+        if job_types is not None:
+            where.append(AiJob.job_type.in_(job_types))
+        again = self._find_due_again(session, where)
         for after in (last, ""):
-            best = self._first(session, queue_name, after, job_types)
+            best = self._first(session, where, again, after)
             while best is not None and best.user_id in busy:
-                best = self._first(session, queue_name, best.user_id, job_types)
+                best = self._first(session, where, again, best.user_id)
             if best is not None:
                 return best
         return None
 
+    def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Row[Any]] | None:
+        """All freed jobs that are due, where they are few; None where they are many."""
+        due = (_FREED, AiJob.next_attempt_at <= self._clock.now())
+        query = select(*_PLACE).where(*where, *due).order_by(AiJob.next_attempt_at).limit(FEW_DUE + 1)
+        found = session.execute(query).all()
+        return found if len(found) <= FEW_DUE else None
+
     def _first(
-        self, session: Session, queue_name: str, after: str, job_types: Collection[str] | None
+        self, session: Session, where: Sequence[ColumnElement[bool]], again: Sequence[Row[Any]] | None, after: str
     ) -> Row[Any] | None:
-        """The best waiting job of the first user behind `after`."""
-        where = [AiJob.queue_name == queue_name, AiJob.user_id > after, DUE_AT <= self._clock.now(), NOT_ASKED]
-        if job_types is not None:
-            where.append(AiJob.job_type.in_(job_types))
-        waiting, freed = _best(QUEUED, true(), where), _best(RUNNING, AiJob.locked_by.is_(None), where)
-        both = union_all(select(waiting), select(freed)).subquery()
-        return session.execute(select(both).order_by(*both.c).limit(1)).one_or_none()
+        """The best waiting job of the first user behind `after`; `again`: the freed jobs that are due, if few."""
+        behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
+        waiting = _best(AiJob.lifecycle_status == QUEUED, behind)
+        if again is None:
+            both = union_all(select(waiting), select(_best(_FREED, behind))).subquery()
+            return session.execute(select(both).order_by(*both.c).limit(1)).one_or_none()
+        found = session.execute(select(waiting)).one_or_none()
+        # Texts that are compared are ordered by bytes on each database, which is Python's order too.
+        here = [row for row in again if row.user_id > after]
+        return min([*here, found] if found is not None else here, key=tuple, default=None)
 
 
-_HELD = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until.is_not(None))
+_FREED = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
+"""The job was held, and waits for its next attempt: it always has a time for it."""
+_PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
+_HELD = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970, 1, 1, tzinfo=UTC))
+"""Put so that the index of the leases serves it, which leads to held jobs alone."""
 
 
-def _asked(job_id: str, may_run: ColumnElement[bool]) -> Any:
-    """The job's user and queue, and how many jobs of the queue this user holds; no row where it can't be taken."""
-    other = aliased(AiJob)
+def _asked(job_id: str, may_run: ColumnElement[bool]) -> Select[Any]:
+    """The job's user and queue beside each user who holds jobs of that queue, and how many; no row where it can't be
+    taken. All that are held are counted, as they are few; by queue and user it would be all that ever were.
+    """
     held = (
-        select(func.count())
-        .select_from(other)
-        .where(
-            other.queue_name == AiJob.queue_name,
-            other.lifecycle_status == RUNNING,
-            other.user_id == AiJob.user_id,
-            other.lock_until.is_not(None),
-        )
-        .correlate(AiJob)
-        .scalar_subquery()
+        select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
+        .where(_HELD)
+        .group_by(AiJob.queue_name, AiJob.user_id)
+        .subquery("held")
     )
-    return select(AiJob.user_id, AiJob.queue_name, held.label("held")).where(AiJob.id == job_id, may_run)
-
-
-def _best(status: str, free: ColumnElement[bool], where: list[ColumnElement[bool]]) -> Subquery:
-    """The first row in the order of the index: one state a query, as an OR of two is no range of it."""
     return (
-        select(AiJob.user_id, AiJob.priority, AiJob.id)
-        .where(AiJob.lifecycle_status == status, free, *where)
-        .order_by(AiJob.user_id, AiJob.priority, AiJob.id)
-        .limit(1)
-        .subquery()
+        select(AiJob.user_id, AiJob.queue_name, held.c.holder, held.c.number)
+        .outerjoin(held, held.c.queue_name == AiJob.queue_name)
+        .where(AiJob.id == job_id, may_run)
     )
+
+
+def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:
+    """The first row in the order of the index: one state a query, as an OR of two is no range of it."""
+    return select(*_PLACE).where(state, *where).order_by(*_PLACE).limit(1).subquery()

@@ -228,6 +228,7 @@ def upgrade() -> None:
         **IN_UTF8MB4,
     )
     op.create_index(op.f("ix_ai_jobs_credential_id"), "ai_jobs", ["credential_id"])
+    op.create_index("ix_ai_jobs_due", "ai_jobs", ["queue_name", "lifecycle_status", "next_attempt_at"])
     op.create_index("ix_ai_jobs_ended", "ai_jobs", ["lifecycle_status", "finished_at", "id"])
     op.create_index("ix_ai_jobs_error_newest", "ai_jobs", ["error_code", "created_at", "id"])
     op.create_index("ix_ai_jobs_holders", "ai_jobs", ["locked_by"])

@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import event, insert
 
 from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.ids import new_id
+from aijobs.jobs.fairness import FEW_DUE
 from aijobs.jobs.lifecycle import Claim, claim_of
 from aijobs.jobs.models import AiJob
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
@@ -224,6 +225,46 @@ def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) ->
     assert [event.status for event in kit.events(second.id)] == ["pending"]
 
 
+def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) -> None:
+    """In an outage thousands of jobs wait for their time, and every lock comes by."""
+    kit, steps = sqlite_kit, [0]
+    a = backlog(kit, "a", 2)
+    kit.lock(a[0])
+
+    def count(_conn: Any, cursor: Any, *_rest: Any) -> None:
+        cursor.connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 10)
+
+    def effort() -> int:
+        steps[0] = 0
+        event.listen(kit.database.engine, "before_cursor_execute", count)
+        try:
+            assert refused(kit, a[1]).instead == b
+        finally:
+            event.remove(kit.database.engine, "before_cursor_execute", count)
+        return steps[0]
+
+    (b,) = backlog(kit, "b", 1)
+    before = effort()
+    later = {"lifecycle_status": "running", "attempt_no": 1, "next_attempt_at": BEGIN + timedelta(minutes=5)}
+    for number in range(100):
+        backlog(kit, f"c{number:03}", 20, **later)
+    backlog(kit, "a", 2000, **later)
+    assert effort() < 3 * before
+
+
+def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+    kit = sqlite_kit
+    due = {"lifecycle_status": "running", "attempt_no": 1}
+    a = backlog(kit, "a", 2)
+    kit.lock(a[0])
+    for user in ("b", "c"):
+        backlog(kit, user, FEW_DUE, **due, next_attempt_at=BEGIN - timedelta(minutes=1))
+    (d,) = backlog(kit, "d", 1, **due, next_attempt_at=BEGIN)
+    turns = [refused(kit, a[1]).instead for _ in range(4)]
+    assert [kit.job(job_id).user_id for job_id in turns] == ["b", "c", "d", "b"]
+    assert turns[2] == d, "though so many were due before it"
+
+
 def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     a = backlog(kit, "a", 400)
@@ -231,9 +272,20 @@ def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: K
     kit.lock(a[0])
     with kit.statements() as seen:
         assert refused(kit, a[1]).instead == b[0]
+    assert any("ix_ai_jobs_due (queue_name=? AND lifecycle_status=?" in line for line in plan(kit, seen[-2]))
+    assert any(TURNS in line for line in plan(kit, seen[-1]))
+    assert len(seen) <= 4
+    backlog(kit, "b", FEW_DUE + 1, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN)
+    with kit.statements() as seen:
+        refused(kit, a[1])
     search = next(statement for statement in seen if "UNION ALL" in statement)
+    assert sum(TURNS in line for line in plan(kit, search)) == 2
+
+
+TURNS = "ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND user_id>?)"
+
+
+def plan(kit: Kit, search: str) -> list[str]:
     with kit.database.engine.connect() as connection:
         values = tuple("x" for _ in range(search.count("?")))
-        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {search}", values)]
-    assert sum("ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND user_id>?)" in line for line in plan) == 2
-    assert len(seen) <= 4
+        return [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {search}", values)]
