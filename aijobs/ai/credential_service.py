@@ -67,7 +67,7 @@ class CredentialService:
         """Delete a user's credential. NOT_FOUND for no credential and somebody else's alike.
 
         Jobs that wait for a worker then end with CREDENTIAL_NOT_FOUND; a call that is under way goes on with what it
-        has.
+        has. Jobs that have ended let go of the key first, in transactions of bounded size.
         """
 
         def remove(session: Session) -> bool:
@@ -77,6 +77,11 @@ class CredentialService:
         def settled(session: Session) -> bool | None:
             return True if self._store.find(session, credential_id) is None else None
 
+        def let_go(session: Session) -> bool:
+            return self._store.let_go_of_ended(session, user_id, credential_id)
+
+        while self._database.write(let_go):
+            pass
         if not self._database.write(remove, settled):
             raise ApiError("NOT_FOUND")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import Update, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.ai.credentials import CredentialVault, Place, Sealed, SealedKey
@@ -14,8 +14,11 @@ from aijobs.ai.models import UserModelCredential
 from aijobs.db import Clock, change_rows, read_clock
 from aijobs.errors import SettingsError
 from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import FINAL
 
 USE_NOTED_EVERY = timedelta(hours=1)
+ENDED_AT_ONCE = 500
+"""Of how many final jobs one transaction takes a credential that is to be deleted."""
 
 
 class KeyedJob(Protocol):
@@ -99,18 +102,22 @@ class CredentialStore:
         """Delete a user's credential; whether there was one. The user's row is locked already.
 
         The jobs that name it let go of it first: by the foreign key alone the database would lock the credential
-        before its jobs, and the lock order has it behind them.
+        before its jobs, and the lock order has it behind them. Those that are final have done so before, by
+        `let_go_of_ended`, so that what is held here are a user's open jobs.
         """
-        session.execute(
-            update(AiJob)
-            .where(AiJob.credential_id == credential_id, AiJob.user_id == user_id)
-            .values(credential_id=None)
-            .execution_options(synchronize_session=False)
-        )
+        change_rows(session, _letting_go(user_id, credential_id))
         own = delete(UserModelCredential).where(
             UserModelCredential.id == credential_id, UserModelCredential.user_id == user_id
         )
         return change_rows(session, own) == 1
+
+    def let_go_of_ended(self, session: Session, user_id: str, credential_id: str) -> bool:
+        """Take a user's credential off some of the final jobs that name it; whether there may be more of them."""
+        ended = (AiJob.credential_id == credential_id, AiJob.user_id == user_id, AiJob.lifecycle_status.in_(FINAL))
+        found = session.execute(select(AiJob.id).where(*ended).order_by(AiJob.id).limit(ENDED_AT_ONCE)).scalars().all()
+        if found:
+            change_rows(session, _letting_go(user_id, credential_id).where(AiJob.id.in_(found)))
+        return len(found) == ENDED_AT_ONCE
 
     # --- a job's -----------------------------------------------------------------------------------------------
 
@@ -184,3 +191,13 @@ class CredentialStore:
         # This very write may have come through before, and only the answer to its COMMIT was lost.
         there = session.execute(select(UserModelCredential.ciphertext).where(this_row)).scalar_one_or_none()
         return there == fresh.ciphertext
+
+
+def _letting_go(user_id: str, credential_id: str) -> Update:
+    """Takes a credential off its user's jobs.
+
+    No state, holder or plan of a job changes by it, so it is no event of the job: `event_seq` stays, and no history row
+    is written.
+    """
+    named = (AiJob.credential_id == credential_id, AiJob.user_id == user_id)
+    return update(AiJob).where(*named).values(credential_id=None)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from structlog.testing import capture_logs
 
 from aijobs import logs
+from aijobs.ai import credential_store
 from aijobs.ai.credential_service import MOST_CREDENTIALS
 from aijobs.ai.credential_store import Credential
 from aijobs.ai.models import UserModelCredential
@@ -179,6 +180,46 @@ def test_a_deleted_key_ends_the_jobs_that_wait_for_it_and_no_call_that_has_begun
     with pytest.raises(ApiError) as refused:
         kit.jobs.retry(waiting, "operator:ann")
     assert refused.value.details == {"reason": "credential_gone"}
+
+
+def test_a_key_that_many_jobs_were_paid_with_is_deleted_without_locking_all_of_them_at_once(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credential_store, "ENDED_AT_ONCE", 3)
+    mine, other = store(kit), store(kit)
+    terms = {"credential_mode": USER_DEEPSEEK_KEY, "user_id": "u1"}
+    ended = [kit.new_job(credential_id=mine, **terms).id for _ in range(7)]
+    for job_id in ended:
+        kit.jobs.cancel(job_id, "user:u1")
+    waiting = kit.new_job(credential_id=mine, **terms).id
+    untouched = kit.new_job(credential_id=other, **terms).id
+    history = kit.rows("ai_job_events")
+    numbers = {row["id"]: row["event_seq"] for row in kit.rows("ai_jobs")}
+    changed: list[int] = []
+
+    def note(_conn: Any, cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("UPDATE ai_jobs"):
+            changed.append(cursor.rowcount)
+
+    def over(_conn: Any) -> None:
+        changed.append(0)
+
+    event.listen(kit.database.engine, "after_cursor_execute", note)
+    event.listen(kit.database.engine, "commit", over)
+    try:
+        kit.services.credentials.delete("u1", mine)
+    finally:
+        event.remove(kit.database.engine, "after_cursor_execute", note)
+        event.remove(kit.database.engine, "commit", over)
+    while changed[0] == 0:
+        changed.pop(0)
+    assert changed == [3, 0, 3, 0, 1, 0, 1, 0], "a commit after each few, and the open one with the key itself"
+    assert {job_id: kit.job(job_id).credential_id for job_id in (*ended, waiting, untouched)} == {
+        **dict.fromkeys([*ended, waiting]),
+        untouched: other,
+    }
+    assert kit.rows("ai_job_events") == history
+    assert {row["id"]: row["event_seq"] for row in kit.rows("ai_jobs")} == numbers
 
 
 def test_keys_are_deleted_while_jobs_are_made_locked_and_ended_with_them(live_kit: Kit) -> None:
