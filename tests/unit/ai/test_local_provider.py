@@ -18,8 +18,9 @@ import aijobs.job_types
 from aijobs.ai.notes import notes_from_text
 from aijobs.ai.output import read_answer
 from aijobs.ai.prompts import Prompt
-from aijobs.ai.provider import GenerateAnswer, GenerateRequest, Route
+from aijobs.ai.provider import CallFailed, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.ai.providers.local.provider import MAKERS
 from aijobs.errors import JobError
 from aijobs.job_types.flashcard_generation import Input, Output, check
 from tests.support.tokens import HandToken
@@ -188,6 +189,28 @@ def test_nothing_is_asked_where_the_notes_say_nothing_by_themselves(provider: Lo
         cards(provider, text)
 
     assert caught.value.code == "VALIDATION_NOTHING_TO_EXTRACT"
+
+
+def _broken(reader: Any, notes: Any, token: Any) -> dict[str, Any]:
+    raise ValueError("a fault of the rules")
+
+
+@pytest.mark.parametrize(
+    ("makers", "token", "code"),
+    [
+        (MAKERS, HandToken(), "VALIDATION_NOTHING_TO_EXTRACT"),
+        (MAKERS, HandToken(looks=0), "CANCELLED"),
+        ({}, HandToken(), "INTERNAL_CONFIG"),
+        ({"flashcard_generation": _broken}, HandToken(), "INTERNAL_ERROR"),
+    ],
+)
+def test_work_in_this_process_is_never_told_to_be_billed(
+    tmp_path: Path, makers: Any, token: HandToken, code: str
+) -> None:
+    with pytest.raises(CallFailed) as caught:
+        ask(LocalProvider(tmp_path, makers), content("hello world"), token)
+
+    assert (caught.value.code, caught.value.facts.billed) == (code, "no")
 
 
 def test_a_title_defines_nothing(provider: LocalProvider) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest
+from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.local.chinese import ChineseRules
 from aijobs.ai.providers.local.flashcards import make_flashcards
 from aijobs.ai.providers.local.reader import NotesReader
@@ -18,6 +18,8 @@ from aijobs.errors import JobError
 
 NAME = "local"
 MODEL = "local-extractive-v1"
+UNBILLED = CallFacts(billed="no")
+"""Work in this process costs nothing, however it ends."""
 
 Maker = Callable[[NotesReader, Mapping[str, Any], CancellationToken], dict[str, Any]]
 """From a reader of notes and a job's input to the answer's JSON object."""
@@ -42,15 +44,16 @@ class LocalProvider:
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer to `request`, from its `input` alone; the same for the same input.
 
-        Raises `JobError`: INTERNAL_CONFIG for a job type that has no rules here,
-        VALIDATION_NOTHING_TO_EXTRACT where they find nothing; and what the token raises, between one segment
-        and the next.
+        Raises `CallFailed`, never billed: INTERNAL_CONFIG for a job type that has no rules here,
+        VALIDATION_NOTHING_TO_EXTRACT where they find nothing, INTERNAL_ERROR for a fault of theirs; and what the
+        token raises, between one segment and the next.
         """
-        maker = self._makers.get(request.job_type)
-        if maker is None:
-            raise JobError("INTERNAL_CONFIG", f"the local provider has no rules for {request.job_type}")
-        token.raise_if_cancelled()
-        text = json.dumps(maker(self._reader, request.input, token), ensure_ascii=False, allow_nan=False)
+        try:
+            text = self._write(request, token)
+        except JobError as error:
+            raise CallFailed(error.code, error.internal, UNBILLED) from error
+        except Exception as error:
+            raise CallFailed("INTERNAL_ERROR", "the rules failed", UNBILLED) from error
         return GenerateAnswer(
             text=text,
             provider=NAME,
@@ -61,3 +64,10 @@ class LocalProvider:
             estimated=True,
             finish_reason="stop",
         )
+
+    def _write(self, request: GenerateRequest, token: CancellationToken) -> str:
+        maker = self._makers.get(request.job_type)
+        if maker is None:
+            raise JobError("INTERNAL_CONFIG", f"the local provider has no rules for {request.job_type}")
+        token.raise_if_cancelled()
+        return json.dumps(maker(self._reader, request.input, token), ensure_ascii=False, allow_nan=False)
