@@ -56,8 +56,11 @@ class UsageLog:
         usage_id: str | None = None,
         *,
         prompt_estimate: int | None = None,
+        credential_mode: str | None = None,
     ) -> str:
         """Add the row of the attempt's next call, under `usage_id` (a new one); its id.
+
+        `credential_mode`: whose key pays for this call, where that isn't the job's.
 
         `prompt_estimate`: tokens that the prompt most likely has. They stand until the row is closed, and for good
         where nobody lives to close it, so that a lost call counts something against a quota.
@@ -77,7 +80,7 @@ class UsageLog:
             state=STARTED,
             provider=provider[:MAX_PROVIDER],
             model=model[:MAX_MODEL],
-            credential_mode=job.credential_mode,
+            credential_mode=credential_mode or job.credential_mode,
             prompt_tokens=prompt_estimate,
             estimated=prompt_estimate is not None,
             billed="unknown",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aijobs.ai.redaction import redact
@@ -13,12 +13,6 @@ from aijobs.errors import JobError
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
-
-MODERATED = frozenset(
-    "harassment harassment/threatening hate hate/threatening illicit illicit/violent self-harm self-harm/intent "
-    "self-harm/instructions sexual sexual/minors violence violence/graphic".split()
-)
-"""The categories that may be told of; any other word could be anything."""
 
 
 class Guard:
@@ -52,18 +46,6 @@ class Guard:
         self._note(run, verdict, "output")
         if verdict.action == BLOCK:
             raise JobError("CONTENT_SAFETY_BLOCKED", _why(verdict, "output"))
-
-    def judge(self, run: Run, categories: Collection[str], of: str) -> None:
-        """Let through what a provider's moderation found nothing in, or raise as the rules would. Its categories are
-        OpenAI's names.
-        """
-        if not categories:
-            return
-        named = sorted(category for category in categories if category in MODERATED) or ["other"]
-        logger.info("safety.blocked", of=of, rules=[f"provider:{name}" for name in named], **run.fields())
-        why = f"a provider's moderation finds in the {of}: {', '.join(named)}"
-        care = of == "input" and "self-harm/intent" in categories
-        raise JobError("CONTENT_SAFETY_SELF_HARM" if care else "CONTENT_SAFETY_BLOCKED", why)
 
     def redact_output(self, run: Run, output: dict[str, Any]) -> dict[str, Any]:
         """The output as it may be saved."""

@@ -15,12 +15,14 @@ from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import Route
 from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
 from aijobs.ai.router import ModelRouter
+from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import AiJob
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from aijobs.testing.fakellm import FakeLlm, Step
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
-from tests.integration.engine.stage import Stage, open_stage
+from tests.integration.engine.stage import NOTES, Stage, open_stage
 from tests.support.jobs import Kit
 
 KEY = "sk-platform-0123456789abcdef"
@@ -66,6 +68,16 @@ class Live:
     def new(self, job_type: str | None = None) -> str:
         """A job that waits; its id."""
         return self.stage.new_cards(job_type or self.job_type)
+
+    def new_on(self, api_key: str) -> tuple[str, str]:
+        """A job that waits, of a user who pays with this key; its id and the credential's."""
+        kit, definition = self.stage.kit, flashcard_generation.DEFINITION
+        credential = kit.services.credentials.create("u1", mode=USER_DEEPSEEK_KEY, label="mine", key=api_key)
+        modes = replace(definition.credential, allowed_modes=(PLATFORM_KEY, USER_DEEPSEEK_KEY))
+        job_type = self.stage.define(replace(definition, credential=modes), delay=10)
+        overrides = Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential.id)
+        request = CreateJobInput("u1", job_type, "note", "note-1", NOTES, overrides=overrides)
+        return kit.jobs.create_job(request).job.id, credential.id
 
 
 LiveOpener = Callable[..., Live]

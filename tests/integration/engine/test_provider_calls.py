@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from aijobs.ai.prompts import Prompt
+from aijobs.ai.tokens import estimate_tokens
 from aijobs.canonical import canonical_hash
 from aijobs.db import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
@@ -37,14 +39,18 @@ class Failing:
 
 def test_each_call_has_a_row_that_is_there_before_the_request_leaves(stage: Stage) -> None:
     seen: list[list[dict[str, Any]]] = []
+    prompts: list[Prompt] = []
 
     def answer(request: Any, token: Any) -> str:
         seen.append(stage.usage(job_id))
+        prompts.append(request.prompt)
         return json.dumps(CARDS)
 
     job_id = stage.new_cards(stage.asking(answer))
     assert stage.run(job_id) == "succeeded"
-    ((before,),) = seen
+    ((before,),), (prompt,) = seen, prompts
+    assert before["prompt_tokens"] == estimate_tokens(prompt.system) + estimate_tokens(prompt.user) > 100
+    assert before["estimated"], "what a worker that dies now leaves"
     assert (before["state"], before["attempt_no"], before["call_no"], before["billed"]) == ("started", 1, 1, "unknown")
     assert before["finished_at"] is None
     (after,) = stage.usage(job_id)
@@ -80,11 +86,12 @@ def test_failed_calls_are_in_the_ledger_with_what_they_cost(stage: Stage) -> Non
     job = stage.run_to_end(job_id)
     assert (job.lifecycle_status, job.retry_count) == ("succeeded", 2)
     calls = stage.usage(job_id)
-    assert [(c["attempt_no"], c["call_no"], c["state"], c["error_code"], c["prompt_tokens"]) for c in calls] == [
-        (1, 1, "failed", "VALIDATION_OUTPUT_NOT_JSON", 100),
-        (2, 1, "failed", "PROVIDER_UNAVAILABLE", None),
-        (3, 1, "done", None, 100),
+    assert [(c["attempt_no"], c["call_no"], c["state"], c["error_code"]) for c in calls] == [
+        (1, 1, "failed", "VALIDATION_OUTPUT_NOT_JSON"),
+        (2, 1, "failed", "PROVIDER_UNAVAILABLE"),
+        (3, 1, "done", None),
     ]
+    assert [(c["prompt_tokens"] == 100, c["estimated"]) for c in calls] == [(True, False), (False, True), (True, False)]
     assert [call["billed"] for call in calls] == ["yes", "unknown", "yes"]
     assert len(stage.provider.requests) == 3
 
