@@ -75,7 +75,7 @@ class FairShare:
                 return best
         return None
 
-    def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Row[Any]] | None:
+    def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Any] | None:
         """All freed jobs that are due, where they are few; None where they are many."""
         due = (_FREED, AiJob.next_attempt_at <= self._clock.now())
         query = select(*_PLACE).where(*where, *due).order_by(AiJob.next_attempt_at).limit(FEW_DUE + 1)
@@ -83,7 +83,7 @@ class FairShare:
         return found if len(found) <= FEW_DUE else None
 
     def _first(
-        self, session: Session, where: Sequence[ColumnElement[bool]], again: Sequence[Row[Any]] | None, after: str
+        self, session: Session, where: Sequence[ColumnElement[bool]], again: Sequence[Any] | None, after: str
     ) -> Row[Any] | None:
         """The best waiting job of the first user behind `after`; `again`: the freed jobs that are due, if few."""
         behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
