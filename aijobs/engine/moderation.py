@@ -22,8 +22,6 @@ MODERATED = frozenset(
     "self-harm/instructions sexual sexual/minors violence violence/graphic".split()
 )
 """The categories that may be told of; any other word could be anything."""
-
-
 AGAIN_AFTER_S = (0.5, 2.0, 8.0)
 """When an output's judgement is asked for again: the answer that it is about is paid for already."""
 LONGEST_WAIT_S = 60.0
