@@ -44,6 +44,13 @@ from tests.support.servers import ValkeyServer
 from tests.web.console.stage import prepare
 
 FAULTS = sorted(set(faults.FAULTS) - NOT_AN_END)
+LATER = frozenset(
+    "status-302 status-402 status-403 status-404 status-408 status-413 status-422 status-501 status-503 status-529 "
+    "status-299 error-as-list message-as-object whole-without-choices odd-choices odd-reason-object number cut-off "
+    "lists-for-texts texts-for-lists twice-the-same-name".split()
+)
+"""Echoes that others are much like: among the long tests."""
+QUICK = [name for name in ECHOES if name not in LATER]
 KEYS = [mark for text, mark in MARKS.items() if "CANARY" in text and not text.startswith("CANARY")]
 Capture = pytest.CaptureFixture[str]
 
@@ -84,7 +91,7 @@ def test_a_fault_leaves_key_and_notes_nowhere(site: Site, name: str, capfd: Capt
     assert site.leaks(said(capfd)) == []
 
 
-@pytest.mark.parametrize("name", ECHOES)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in ECHOES])
 def test_a_provider_that_repeats_key_and_notes_makes_us_repeat_neither(site: Site, name: str, capfd: Capture) -> None:
     both(site, ECHOES[name])
     assert site.leaks(said(capfd)) == []
@@ -247,7 +254,7 @@ def test_a_jobs_internal_message_on_a_terminal_holds_neither(
 
 
 def test_a_trial_of_a_provider_that_repeats_the_key_does_not(site: Site, aijobs: Callable[..., Trace]) -> None:
-    for name in ECHOES:
+    for name in QUICK:
         site.llm.script(ECHOES[name])
         told = aijobs("providers", "check", "--json")
         trials, _ = json.JSONDecoder().raw_decode(told.text)
@@ -292,6 +299,7 @@ def test_a_mark_is_found_in_base64_and_in_addresses_whatever_stands_around_it(be
 
 def test_every_fault_is_tried_and_a_good_answer_leaves_cards(site: Site) -> None:
     assert set(FAULTS) == set(faults.FAULTS) - NOT_AN_END
+    assert set(ECHOES) > LATER
     assert site.run(Answer()).artifact_count >= 1
     columns = {trace.place for trace in site.traces() if NOTES in trace.text and trace.kind == "column"}
     assert {"ai_job_snapshots.content", "ai_jobs.validated_output", "flashcards.source_title"} <= columns
