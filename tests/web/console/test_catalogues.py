@@ -13,8 +13,8 @@ from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import PHASES
 from aijobs.outbox.models import OUTBOX_STATUSES
 from aijobs.web.console import catalogues
-from aijobs.web.explanations import FAILURES, WAITS, explain_failure
 from aijobs.web.console.words import EVENT_WORDS, WORDS
+from aijobs.web.explanations import FAILURES, WAITS, explain_failure
 from aijobs.web.models import ROLES
 
 _PLACE = re.compile(r"%\(\w+\)s")
