@@ -30,6 +30,16 @@ _TELLTALES = ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "h
 they are given: one of them takes its own from the environment (`OPENAI_LOG`), after we have set ours."""
 
 
+_SHARED: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+]
+_PROCESSORS = [*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter]
+"""One list however often we are configured: loggers keep the one that they were first used with."""
+
+
 def _is_fit_for_us(record: logging.LogRecord) -> bool:
     """Whether a line may go to our log."""
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _TELLTALES
@@ -37,14 +47,8 @@ def _is_fit_for_us(record: logging.LogRecord) -> bool:
 
 def configure(level: str = "INFO", *, stream: Any = None) -> None:
     """Send our lines and the standard library's (Huey, SQLAlchemy, Flask) as JSON to `stream` (stderr)."""
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-    ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=_PROCESSORS,
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
@@ -53,7 +57,7 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
     handler.addFilter(_is_fit_for_us)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=_SHARED,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
