@@ -183,6 +183,10 @@ class CircuitBreaker:
             return None
         return self._wait(change.new, change.now)
 
+    def is_probing(self, scope: str) -> bool:
+        """Whether this thread was let through as the probe, and hasn't told yet how it ended."""
+        return scope in self._tokens
+
     def succeeded(self, scope: str) -> None:
         """The provider answered. Closes the breaker, unless it is open: then an older call was lucky."""
         self._tokens.pop(scope, None)

@@ -148,10 +148,15 @@ class AiGateway:
             self._slots.give_back(name, slot)
 
     def _watched(self, scope: str, ask: Callable[[], T]) -> T:
+        probing = self._breaker.is_probing(scope)
         try:
             answer = ask()
         except JobError as error:
             self._report(scope, error)
+            if probing and error.code in ELSEWHERE:
+                # Picked to find out for all: what it found is no more this job's error than that of the others.
+                waits = (self._breaker.blocked_for(scope), error.retry_after, ALL_TAKEN)
+                raise ProvidersBusy(max(wait for wait in waits if wait is not None)) from error
             raise
         except BaseException:
             self._breaker.given_back(scope)

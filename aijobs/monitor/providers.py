@@ -79,7 +79,7 @@ class ProviderReads:
             self._row(name, states.get(name) or BreakerState(scope_of(name), CLOSED), in_use.get(name), day.sums)
             for name in names
         ]
-        return Providers(day=day.begins, read_at=day.read_at, providers=tuple(rows))
+        return Providers(day=day.begins, read_at=day.read_at, providers=tuple(rows), routes=self._routes())
 
     def _read_day(self, database: Database) -> _Day:
         """The day's sums: those at hand while they are young, or while another thread is reading new ones."""
@@ -120,6 +120,10 @@ class ProviderReads:
             return ()
         states = self.breaker.states([scope_of(name, credential_id) for name in names])
         return tuple(states) if all(state.word == OPEN or state.probing for state in states) else ()
+
+    def _routes(self) -> dict[str, tuple[str, ...]]:
+        routes = {**self._catalogue.routes, **self._catalogue.user_routes}
+        return {name: tuple(f"{route.provider}/{route.model}" for route in steps) for name, steps in routes.items()}
 
     def _row(self, name: str, state: BreakerState, in_use: int | None, sums: Mapping[_Call, CallSums]) -> ProviderRow:
         config = self._catalogue.providers.get(name)

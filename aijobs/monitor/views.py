@@ -453,3 +453,5 @@ class Providers:
     day: datetime
     read_at: datetime
     providers: tuple[ProviderRow, ...]
+    routes: Mapping[str, tuple[str, ...]]
+    """By name, and by credential mode for users' keys: the models a call is tried at, `provider/model`, in turn."""

@@ -27,7 +27,9 @@ FAILURES: Mapping[str, Explanation] = {
         _l("Retry. If it keeps happening, the input is too large for the time limit, or the provider is slow."),
     ),
     "PROVIDER_RATE_LIMITED": Explanation(_l("The provider refused because of too many requests."), _PROVIDER_BUSY),
-    "PROVIDER_UNAVAILABLE": Explanation(_l("The provider answered with a server error."), _PROVIDER_BUSY),
+    "PROVIDER_UNAVAILABLE": Explanation(
+        _l("The provider could not be reached, or answered with a server error."), _PROVIDER_BUSY
+    ),
     "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _PROVIDER_BUSY),
     "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer broke off half-way."), _PROVIDER_BUSY),
     "PROVIDER_CONNECTION_LOST": Explanation(

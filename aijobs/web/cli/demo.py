@@ -15,13 +15,10 @@ from typing import Any
 import click
 
 from aijobs import logs
-from aijobs.ai.catalogue import DEFAULT, LOCAL
 from aijobs.ai.notes import MAX_CHARACTERS, NotesError, notes_from_text
-from aijobs.ai.provider import Route
 from aijobs.clock import Stopwatch
 from aijobs.settings import PACKAGE, Settings
 from aijobs.web.cli.failures import BAD_INPUT, Failure
-from aijobs.web.cli.opening import load_catalogue
 from aijobs.web.cli.serving import served
 from aijobs.web.cli.terminal import Terminal, cells
 from aijobs.web.cli.tokens import issue_user_token
@@ -45,6 +42,8 @@ class Text:
     name: str
     notes: dict[str, Any]
     job: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
+    """The cards, and by what they were made."""
 
     @property
     def final(self) -> bool:
@@ -75,7 +74,8 @@ def demo(file: Path | None) -> None:
         _wait(texts, client, terminal, stop, look_after)
         for text in texts:
             if text.succeeded:
-                _print_cards(terminal, text, client.get(f"/api/learning/flashcards?jobId={text.job['jobId']}"))
+                text.answer = client.get(f"/api/learning/flashcards?jobId={text.job['jobId']}")
+                _print_cards(terminal, text)
         took_s = watch.seconds - started_s
         terminal.progress("Stopping…")
     _print_end(terminal, settings, texts, watch.seconds, took_s)
@@ -175,8 +175,8 @@ def _wait(
 # --- what comes out -----------------------------------------------------------------------------------------
 
 
-def _print_cards(terminal: Terminal, text: Text, answer: dict[str, Any]) -> None:
-    cards = answer["flashcards"]
+def _print_cards(terminal: Terminal, text: Text) -> None:
+    cards = text.answer["flashcards"]
     source = text.notes["source"]["title"]
     language = _LANGUAGES.get(text.notes["lang"], text.notes["lang"])
     terminal.say()
@@ -205,18 +205,18 @@ def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
     terminal.say()
 
 
-def _made_by(route: Sequence[Route]) -> str:
-    """Who was asked for the cards."""
-    if route[0] == LOCAL:
-        return "Made by rules from the text, no AI model."
-    return f"Made by {', or else '.join(f'{step.provider}/{step.model}' for step in route)}."
+def _made_by(answers: Sequence[dict[str, Any]]) -> str:
+    """Who made the cards, as the API tells it."""
+    if any(answer.get("madeBy") == "model" for answer in answers):
+        return "Made by an AI model."
+    return "Made by rules from the text, no AI model."
 
 
 def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_s: float, work_s: float) -> None:
     terminal.say(f"Took {whole_s:.1f} s, {work_s:.1f} s of it from the request to the cards.")
     made = any(text.succeeded for text in texts)
     if made:
-        terminal.say(_made_by(load_catalogue(settings).routes[DEFAULT]))
+        terminal.say(_made_by([text.answer for text in texts]))
     where = settings.instance_path / "aijobs.db"
     ours = made and settings.database_url.endswith(str(where))
     kept = f" The cards are kept in {shown_path(where)}." if ours else ""

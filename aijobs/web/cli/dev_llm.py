@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import threading
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -55,7 +57,7 @@ def dev_llm(port: int, delay_ms: int, as_list: bool, as_json: bool) -> None:
             raise Failure(f"port {port} can't be listened on: {error.strerror} (--port takes another)") from None
         try:
             path = settings.instance_path / PROVIDERS_FILE
-            write_private(path, providers_file(llm.url))
+            write_private(path, providers_file(llm.url, _default_route(path)))
             with writing:
                 _welcome(terminal, llm.url, path)
             while not stop.wait(_LOOK_S):
@@ -65,12 +67,23 @@ def dev_llm(port: int, delay_ms: int, as_list: bool, as_json: bool) -> None:
     terminal.say("Stopped.")
 
 
-def providers_file(url: str) -> str:
-    """A providers file by which calls go to `url`; its models are the good one and each fault."""
+def _default_route(path: Path) -> list[str]:
+    """Where calls go by the file of the last start, which somebody may have edited; to the good model without one."""
+    try:
+        route = tomllib.loads(path.read_text("utf-8"))["routes"]["default"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [f"{PROVIDER}/{MODEL}"]
+    return (
+        route if isinstance(route, list) and all(isinstance(step, str) for step in route) else [f"{PROVIDER}/{MODEL}"]
+    )
+
+
+def providers_file(url: str, route: Sequence[str] = (f"{PROVIDER}/{MODEL}",)) -> str:
+    """A providers file by which calls go to `url`, on this route; its models are the good one and each fault."""
     models = [MODEL, *(faults.MODEL_PREFIX + name for name in faults.FAULTS)]
     listed = "".join(f"  {json.dumps(model)},\n" for model in models)
     return (
-        f"# Written by `aijobs dev-llm` at each start.\n\n"
+        f"# Written by `aijobs dev-llm` at each start, which keeps the route.\n\n"
         f"[provider.{PROVIDER}]\n"
         f'base_url = "{url}"\n'
         f'key = "none"\n'
@@ -78,7 +91,7 @@ def providers_file(url: str) -> str:
         f"models = [\n{listed}]\n\n"
         f"# To see how aijobs takes a fault, name its model here, as in {PROVIDER}/{faults.MODEL_PREFIX}429.\n"
         f"[routes]\n"
-        f'default = ["{PROVIDER}/{MODEL}"]\n'
+        f"default = {json.dumps(list(route))}\n"
     )
 
 
@@ -98,7 +111,7 @@ def line_of(call: Call) -> str:
 def _welcome(terminal: Terminal, url: str, path: Path) -> None:
     terminal.say(f"A pretend AI provider is up at {terminal.style(url, bold=True)}.")
     terminal.say()
-    terminal.say("  Have aijobs use it, in another terminal:")
+    terminal.say("  Have aijobs use it, in another terminal (end `make run` or `aijobs up` first):")
     terminal.say()
     terminal.say(f"export AIJOBS_PROVIDERS={shlex.quote(str(path))}")
     terminal.say("aijobs up")

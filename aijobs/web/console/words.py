@@ -36,9 +36,9 @@ WORDS: Mapping[str, Any] = {
     "lost": _l("Lost"),
     "paused": _l("Paused"),
     # breakers
-    "closed": _lp("breaker", "Closed"),
-    "open": _lp("breaker", "Open"),
-    "half_open": _l("Half open"),
+    "closed": _l("Breaker closed"),
+    "open": _l("Breaker open"),
+    "half_open": _l("Breaker half-open"),
     # provider calls
     "started": _l("Under way"),
     "done": _l("Answered"),

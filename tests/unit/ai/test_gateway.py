@@ -294,3 +294,17 @@ def test_a_provider_in_this_process_needs_neither_breaker_nor_slots() -> None:
     breaker.failed(scope_of("one"), exhausted=True)
     gateway = AiGateway([Scripted("one", log)], {}, breaker, MemoryCallSlots())
     assert gateway.generate(request(), (ONE,), HandToken(), Book(log)).provider == "one"
+
+
+@pytest.mark.parametrize("code", ["PROVIDER_UNAVAILABLE", "PROVIDER_ACCOUNT_EXHAUSTED"])
+def test_the_job_that_is_picked_as_the_probe_is_not_burnt_by_what_it_finds(code: str) -> None:
+    """Each probe of an outage was one waiting job's last try."""
+    log, store = list[str](), MemoryBreakerStore()
+    breaker = CircuitBreaker(store, 1, 30.0, chance=lambda: 0.0)
+    gateway = gateway_to(Scripted("one", log, [code]), breaker=breaker)
+    breaker.failed(scope_of("one"))
+    store.advance(31)
+    with pytest.raises(ProvidersBusy) as busy:
+        gateway.generate(request(), (ONE,), HandToken(), Book(log))
+    assert log == ["opened one", "asked one", f"failed {code}"], "its call has its row"
+    assert busy.value.wait >= timedelta(seconds=60)
