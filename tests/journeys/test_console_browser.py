@@ -239,6 +239,28 @@ def test_no_page_is_wider_than_a_small_screen(
         assert wider <= 0, path
 
 
+@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+def test_no_figure_of_a_job_lies_under_another_or_beyond_a_small_screen(
+    stage: Stage, address: str, new_page: Callable[..., Page], language: str
+) -> None:
+    job_id = stage.create({"raise": "PROVIDER_CONNECTION_LOST"})
+    stage.run(job_id)
+    told = {"call_no": 7, "state": "failed", "error_code": "PROVIDER_CONNECTION_LOST", "prompt_tokens": 1296}
+    add(stage.services.database, build_call(stage.job(job_id), **NOBODY_KNOWS, **told, completion_tokens=140))
+    page = new_page(locale=language, viewport={"width": 380, "height": 800})
+    page.goto(f"{address}/console/login?next=/console/jobs/{job_id}")
+    page.locator("#username").fill("super_admin")
+    page.locator("#password").fill(PASSWORD)
+    page.locator("button.primary").click()
+    page.wait_for_url(f"**/jobs/{job_id}")
+    for card in ("#job-calls", "#job-attempts"):
+        assert page.locator(f"{card} td").count() >= 5
+        too_wide = page.locator(f"{card} :is(.scroll, tbody th, tbody td, tfoot th, tfoot td)").evaluate_all(
+            "boxes => boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.innerText)"
+        )
+        assert not too_wide, card
+
+
 def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
     from datetime import timedelta
 

@@ -13,6 +13,7 @@ from jinja2 import FileSystemBytecodeCache
 from sqlalchemy import select
 
 from aijobs.ai.breaker import scope_of
+from aijobs.ai.provider import Route
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
 from aijobs.web.models import AuditLog
@@ -78,6 +79,21 @@ def test_page_and_fragment_say_the_same_of_each_breaker_and_never_a_key(stage: S
     assert parse(page).find("html")
     assert not parse(fragment).find("html")
     assert parse(fragment).find(id="providers")["hx-swap-oob"] == "true"
+
+
+@pytest.mark.parametrize(("language", "closed"), [("en", "Breaker closed"), ("zh", "断路器接通")])
+def test_a_breaker_in_order_does_not_read_as_a_provider_that_is_shut(stage: Stage, language: str, closed: str) -> None:
+    soup = stage.client("VIEWER", language).soup(PAGE)
+    assert soup.find(attrs={"data-state": "closed"}).get_text(strip=True) == closed
+
+
+def test_page_tells_where_each_route_leads_in_turn(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = (Route("deepseek", "deepseek-flash"), Route("local", "local-extractive-v1"))
+    monkeypatch.setitem(stage.services.catalogue.routes, "default", steps)  # type: ignore[arg-type]
+    routes = stage.client("VIEWER").soup(PAGE).find(id="routes").find_parent("section")
+    told = {name.get_text(): name.find_next_sibling("dd").get_text() for name in routes.find_all("dt")}
+    assert told["default"] == "deepseek/deepseek-flash, then local/local-extractive-v1"
+    assert told["user_deepseek_key"].startswith("deepseek/")
 
 
 def test_a_breaker_is_closed_after_a_confirmation_and_written_down(stage: Stage) -> None:
