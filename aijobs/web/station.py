@@ -56,6 +56,9 @@ class Stopped(AijobsError):
     """Somebody asked for the end before the start was over."""
 
 
+_PIECE_S = 0.2
+
+
 class StopRequests:
     """Ctrl-C, SIGTERM and a closed terminal: the first asks to stop, the second to hurry."""
 
@@ -72,8 +75,16 @@ class StopRequests:
         return self._count > 1
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long for the first; whether it has come."""
-        return self._asked.wait(seconds)
+        """Wait at most so long for the first; whether it has come.
+
+        In short pieces: a signal that the system gives to another thread wakes nobody here, and is seen only when this
+        thread goes on.
+        """
+        until = time.monotonic() + seconds
+        while not self._asked.wait(max(0.0, min(until - time.monotonic(), _PIECE_S))):
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
