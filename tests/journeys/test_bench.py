@@ -34,6 +34,7 @@ def test_a_lost_or_doubled_job_is_said_and_no_success(fault: dict[str, object]) 
     assert ("broken" in table([outcome])) == ("broken" in fault)
 
 
+@pytest.mark.long
 def test_a_server_that_loses_each_first_answer_is_asked_twice_a_job_and_no_more(processes: Processes) -> None:
     options = ("--run", "lost answer", "--jobs", "8", "--json")
     program = processes.spawn([sys.executable, "-m", "bench.providers", *options], cwd=ROOT)

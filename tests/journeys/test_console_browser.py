@@ -304,7 +304,7 @@ def _grave_faults(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 380)])
+@pytest.mark.parametrize(("theme", "width"), [pytest.param("light", 1280, marks=pytest.mark.long), ("dark", 380)])
 def test_axe_finds_nothing_serious_on_any_page(
     stage: Stage, address: str, new_page: Callable[..., Page], theme: str, width: int
 ) -> None:

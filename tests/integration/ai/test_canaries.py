@@ -50,6 +50,11 @@ LATER = frozenset(
     "lists-for-texts texts-for-lists twice-the-same-name".split()
 )
 """Echoes that others are much like: among the long tests."""
+TELLING = frozenset(
+    "key-echo 401 402 429-quota 500 502 404 content-exists-risk context-openai no-json-schema html wrong-shape prose nan "
+    "content-filter refusal error-event reset-mid-body truncated-valid other-model negative-usage".split()
+)
+"""Faults that have something to say; those that hang, drip or vanish are tried for it among the long tests."""
 QUICK = [name for name in ECHOES if name not in LATER]
 KEYS = [mark for text, mark in MARKS.items() if "CANARY" in text and not text.startswith("CANARY")]
 Capture = pytest.CaptureFixture[str]
@@ -85,7 +90,7 @@ def both(site: Site, step: Step) -> None:
 # --- faults of providers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [n if n in TELLING else pytest.param(n, marks=pytest.mark.long) for n in FAULTS])
 def test_a_fault_leaves_key_and_notes_nowhere(site: Site, name: str, capfd: Capture) -> None:
     both(site, faults.build(name, QUICKER.get(name)))
     assert site.leaks(said(capfd)) == []

@@ -18,6 +18,7 @@ from aijobs.jobs.lifecycle import Claim, JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING
+from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, STUBBORN_TYPE, Kit, open_kit, race
 from tests.support.rows import build_job
 
@@ -144,6 +145,7 @@ AGAINST: dict[str, Callable[[Kit, Claim], Any]] = {
 }
 
 
+@OTHERS_LATER
 @pytest.mark.parametrize("against", AGAINST)
 def test_a_cancel_acknowledged_before_the_end_wins_over_every_way_to_go_on(live_kit: Kit, against: str) -> None:
     kit = live_kit

@@ -17,6 +17,7 @@ from aijobs.db import change_rows
 from aijobs.errors import JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo
 from aijobs.jobs.models import AiJob
+from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit, race
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
@@ -316,6 +317,7 @@ def test_a_beat_and_a_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
         assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"][: 2 + job.lost_count]
 
 
+@OTHERS_LATER
 def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
