@@ -51,8 +51,8 @@ LATER = frozenset(
 )
 """Echoes that others are much like: among the long tests."""
 TELLING = frozenset(
-    "key-echo 401 402 429-quota 500 502 404 content-exists-risk context-openai no-json-schema html wrong-shape prose nan "
-    "content-filter refusal error-event reset-mid-body truncated-valid other-model negative-usage".split()
+    "key-echo 401 402 429-quota 500 502 404 content-exists-risk context-openai no-json-schema html wrong-shape prose "
+    "nan content-filter refusal error-event reset-mid-body truncated-valid other-model negative-usage".split()
 )
 """Faults that have something to say; those that hang, drip or vanish are tried for it among the long tests."""
 QUICK = [name for name in ECHOES if name not in LATER]
