@@ -13,6 +13,7 @@ from tests.contracts.sources import ROOT
 from tests.support.processes import Processes
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_mid_run_loses_no_job_and_doubles_none(processes: Processes) -> None:
     options = ("--database", "sqlite", "--run", "kill", "--jobs", "20", "--json")
     program = processes.spawn([sys.executable, "-m", "bench.reliability", *options], cwd=ROOT)

@@ -140,6 +140,7 @@ def test_job_page_follows_the_job_and_stops_asking_when_it_has_ended(
     assert len(asked) == before
 
 
+@pytest.mark.long
 def test_poller_is_still_while_a_dialog_is_open_or_it_is_paused(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     asked: list[str] = []
@@ -162,6 +163,7 @@ def test_poller_is_still_while_a_dialog_is_open_or_it_is_paused(stage: Stage, ad
         expect(page.locator("#live")).to_have_text("Live")
 
 
+@pytest.mark.long
 def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
     stage: Stage, address: str, page: Page, trouble: list[str]
 ) -> None:
@@ -179,6 +181,7 @@ def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
     expect(page.locator(f"#row-{newer}")).to_have_count(1)
 
 
+@pytest.mark.long
 def test_poller_gives_up_on_a_job_that_was_deleted(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     _sign_in(page, address, f"/console/jobs/{job_id}")
@@ -261,6 +264,7 @@ def test_no_figure_of_a_job_lies_under_another_or_beyond_a_small_screen(
         assert not too_wide, card
 
 
+@pytest.mark.long
 def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
     from datetime import timedelta
 

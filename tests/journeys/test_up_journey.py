@@ -106,6 +106,7 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
     assert not (up.instance / "broker.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone does this")
 def test_kill_9_of_up_leaves_no_process_and_does_not_stand_in_the_way_of_the_next(up: Up, processes: Processes) -> None:
     children = up.descendants()

@@ -260,12 +260,12 @@ def test_a_job_that_waited_for_its_provider_too_long_fails_and_says_why(open_liv
 
 def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOpener) -> None:
     live = open_live(max_concurrent_calls=2)
-    live.llm.script(Answer(delta_s=0.1))
-    jobs = [live.new() for _ in range(5)]
+    live.llm.script(Answer(delta_s=0.06))
+    jobs = [live.new() for _ in range(4)]
     for delivery in [live.stage.start(job_id) for job_id in jobs]:
         assert delivery.wait(60) in ("succeeded", "postponed")
     assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in jobs} == {"succeeded"}
-    calls = live.llm.wait_for_calls(5, ended=True)
+    calls = live.llm.wait_for_calls(4, ended=True)
     spans = [(call.received_at, call.received_at + timedelta(seconds=call.ended_after_s or 0)) for call in calls]
     # A client may come in while the server still writes down that the one before it is done.
     slack = timedelta(seconds=0.5)

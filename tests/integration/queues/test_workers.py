@@ -150,6 +150,7 @@ def test_a_job_goes_from_its_creators_hand_to_its_end(site: Site) -> None:
     assert site.services.presence.read() == []
 
 
+@pytest.mark.long
 def test_a_job_made_while_the_broker_was_away_is_sent_by_the_dispatcher_once_it_is_back(
     build_site: Callable[[str], Site], start_valkey: Callable[..., ValkeyServer]
 ) -> None:

@@ -76,7 +76,7 @@ def test_an_empty_account_of_the_platform_is_asked_once_and_then_by_probes_alone
     account = Account({None: "PROVIDER_ACCOUNT_EXHAUSTED"})
     assert run(account, store, [None] * 30) == ["PROVIDER_ACCOUNT_EXHAUSTED", *["sent back"] * 29]
     store.advance(300)
-    assert run(account, store, [None] * 30) == ["PROVIDER_ACCOUNT_EXHAUSTED", *["sent back"] * 29]
+    assert run(account, store, [None] * 30) == ["sent back"] * 30, "the probe's own job as well"
     assert account.calls == {None: 2}
     assert run(account, store, ["ana", "bo"]) == ["answered", "answered"]
     account.answers.clear()

@@ -65,7 +65,7 @@ def test_a_quota_names_its_period_and_its_end(settings: Settings) -> None:
     services.database.dispose()
     services.broker.client.close()
     error = answer.get_json()["error"]
-    assert (answer.status_code, error["code"], error["message"]) == (429, "QUOTA_EXCEEDED", "您的额度已用完。")
+    assert (answer.status_code, error["code"], error["message"]) == (429, "QUOTA_EXCEEDED", "该请求会超出您的额度。")
     details = error["details"]
     assert (details["limit"], details["period"]) == ("quotaMonthJobs", "month")
     assert (details["used"], details["needed"], details["allowed"]) == (1, 1, 1)

@@ -212,11 +212,11 @@ def test_messages_follow_the_language_that_is_asked_for(client: FlaskClient, dat
     job = build_job(**ended("failed", public_error_message="English as it was stored"))
     add(database, job)
     chinese = client.get(f"/api/ai/jobs/{job.id}", headers={**as_user(), "Accept-Language": "zh-CN,en;q=0.5"})
-    assert chinese.json["publicErrorMessage"].startswith("AI 服务繁忙")
+    assert chinese.json["publicErrorMessage"].startswith("AI 服务无法连接")
     assert chinese.headers["Content-Language"] == "zh"
     assert client.get("/api/none", headers={"Accept-Language": "zh"}).json["error"]["message"] == "这里什么都没有。"
     french = client.get(f"/api/ai/jobs/{job.id}", headers={**as_user(), "Accept-Language": "fr"})
-    assert french.json["publicErrorMessage"].startswith("The AI service is busy")
+    assert french.json["publicErrorMessage"].startswith("The AI service can't be reached")
 
 
 def test_there_is_no_general_door_that_creates_jobs(client: FlaskClient) -> None:
