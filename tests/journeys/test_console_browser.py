@@ -224,7 +224,7 @@ def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, 
     page.wait_for_url(f"**/console/jobs/{job_id}")
 
 
-@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+@pytest.mark.parametrize("language", ["en-US", pytest.param("zh-CN", marks=pytest.mark.long)])
 def test_no_page_is_wider_than_a_small_screen(
     stage: Stage, address: str, new_page: Callable[..., Page], language: str
 ) -> None:

@@ -15,9 +15,9 @@ TABLE = {row[0].strip("`"): row for row in documents.rows(documents.read("docs/f
 QUICKER: dict[str, dict[str, Any]] = {"keep-alive-answer": {"every_s": 0.02}, "huge": {"megabytes": 1.2}}
 """Parameters that make a step as short as the limits of these tests."""
 LIMITS: dict[str, dict[str, float]] = {
-    "hang": {"first_data_s": 0.8},
-    "hang-after-headers": {"first_data_s": 0.8},
-    "keep-alive": {"first_data_s": 0.8},
+    "hang": {"first_data_s": 0.6},
+    "hang-after-headers": {"first_data_s": 0.6},
+    "keep-alive": {"first_data_s": 0.6},
     "stall": {"idle_s": 0.5},
 }
 """What a fault runs into. The others have time, whatever else this machine does."""

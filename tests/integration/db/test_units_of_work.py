@@ -17,7 +17,7 @@ from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
-from tests.support.databases import OTHERS_LATER, Databases
+from tests.support.databases import Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lost_commits import late_commit, lose_commits
 
@@ -96,7 +96,7 @@ def test_a_job_whose_commit_was_lost_is_there_once_and_is_sent(kit: Kit, when: A
     assert kit.broker.pending_count("ai-interactive") == sent + 1
 
 
-@OTHERS_LATER
+@pytest.mark.long
 def test_a_commit_that_was_only_late_is_the_one_effect_and_its_own_answer(kit: Kit) -> None:
     """Read at once it seems not to have happened; tried again, the work meets what it did itself."""
     for name, (state, unit, added) in UNITS.items():

@@ -442,6 +442,7 @@ def test_a_consumer_needs_no_more_than_the_documented_rules(
 # --- passes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_passes_go_on_while_redis_is_gone_and_after_one_of_them_broke(
     processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
