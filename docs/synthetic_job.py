@@ -21,7 +21,7 @@ def main() -> None:
     """Create the job for the user `demo` and print its id."""
     logs.configure("ERROR")
     services = build_services(Settings.load())
-    services.check_schema()
+    services.check_start()
     script = {"calls": [json.loads(argument) for argument in sys.argv[1:]]}
     created = services.jobs.create_job(CreateJobInput("demo", "synthetic", "script", "walk-through", script))
     sys.stdout.write(f"{created.job.id}\n")
