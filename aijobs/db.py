@@ -18,12 +18,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     ColumnElement,
     CursorResult,
     DateTime,
     Delete,
     Dialect,
     Engine,
+    Interval,
     MetaData,
     String,
     Text,
@@ -131,32 +133,51 @@ Json = JSON(none_as_null=True)
 # --- the one clock -------------------------------------------------------------------------------------------------
 
 
+class _Offset(TypeDecorator[timedelta]):
+    """How far from now, in milliseconds, as each database adds it to an instant."""
+
+    impl = Interval
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(Interval())
+        return dialect.type_descriptor(BigInteger() if _is_mysql(dialect) else String())
+
+    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> Any:
+        milliseconds = round((value or timedelta()).total_seconds() * 1000)
+        if dialect.name == "postgresql":
+            return timedelta(milliseconds=milliseconds)
+        return milliseconds * 1000 if _is_mysql(dialect) else f"{milliseconds / 1000:+.3f} seconds"
+
+
 class _DatabaseNow(FunctionElement[datetime]):
-    """The database's present instant, moved by `offset`."""
+    """The database's present instant, moved by `offset`. The offset is a parameter, so that one compiled statement
+    serves them all: to compile it again for each would be the dearest part of a job.
+    """
 
     type = UtcDateTime()
-    inherit_cache = False
+    inherit_cache = True
 
     def __init__(self, offset: timedelta) -> None:
-        super().__init__()
-        self.milliseconds = round(offset.total_seconds() * 1000)
+        super().__init__(literal(offset, _Offset()))
 
 
 @compiles(_DatabaseNow, "sqlite")
 def _sqlite_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', '{element.milliseconds / 1000:+.3f} seconds')"
+    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {compiler.process(element.clauses, **kw)})"
 
 
 @compiles(_DatabaseNow, "postgresql")
 def _postgresql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
     # Of the statement, as on the other two: one instant in all its places (a lease is 60 s, not 60 s and 1 µs), moving
     # on within a transaction (unlike now()), and stable, so that an index serves a comparison with it.
-    return f"(statement_timestamp() + interval '{element.milliseconds} milliseconds')"
+    return f"(statement_timestamp() + {compiler.process(element.clauses, **kw)})"
 
 
 @compiles(_DatabaseNow, "mysql", "mariadb")
 def _mysql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    return f"(UTC_TIMESTAMP(6) + INTERVAL {element.milliseconds * 1000} MICROSECOND)"
+    return f"(UTC_TIMESTAMP(6) + INTERVAL {compiler.process(element.clauses, **kw)} MICROSECOND)"
 
 
 class Clock(Protocol):

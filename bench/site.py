@@ -27,6 +27,7 @@ from tests.support.servers import Server, ValkeyServer
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 60.0
+USERS = 50
 
 SERVERS: Mapping[str, Callable[[Run], Databases]] = {
     "sqlite": SqliteDatabases,
@@ -110,8 +111,8 @@ class Site:
     def create(self, numbers: Iterable[int], sleep_ms: int) -> None:
         """Jobs as a business service makes them, each with its event, its message handed over by its creator."""
         for number in numbers:
-            # Users with a few jobs each: limits are for users.
-            user = f"bench-{number // 10}"
+            # Users with a few jobs each, who ask by turns.
+            user = f"bench-{number % USERS}"
             task = {"number": number, "sleep_ms": sleep_ms}
             self.services.jobs.create_job(CreateJobInput(user, bench_job.JOB_TYPE, "bench", str(number), task))
 
@@ -151,7 +152,7 @@ class Site:
         with self.services.database.read() as session:
             return session.execute(select(func.count()).select_from(AiJob).where(*where)).scalar_one()  # type: ignore[arg-type]
 
-    def wait_until(self, reached: Callable[[], bool], limit_s: float, look_s: float = 0.02) -> float:
+    def wait_until(self, reached: Callable[[], bool], limit_s: float, look_s: float = 0.05) -> float:
         """Wait, at most so long; the seconds that it took."""
         begin = time.monotonic()
         while not reached() and time.monotonic() - begin < limit_s:

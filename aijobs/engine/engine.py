@@ -133,9 +133,8 @@ class ExecutionEngine:
             self._runs.pop(run.claim.token, None)
 
     def _walk(self, run: Run) -> None:
-        self._prepare.note_event(run)
-        if run.job.output_hash is None:
-            resolved = self._resolve.resolve(run)
+        resolved = self._resolve.resolve(run)
+        if resolved is not None:
             self._execute.execute(run, resolved)
         run.token.raise_if_cancelled()
         job = self._project.project(run)

@@ -20,8 +20,6 @@ from aijobs.jobs.history import WORKER
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, Sparing, get_logger, job_fields
-from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import JobMessage, OutgoingMessage
 
@@ -113,13 +111,6 @@ class Prepare:
         except SQLAlchemyError:
             return False
         return True
-
-    def note_event(self, run: Run) -> None:
-        """Learn which outbox event asked for this attempt, and write the line that tells of the lock."""
-        key = enqueue_key(run.job, run.claim.attempt_no)
-        with self._database.read() as session:
-            run.outbox_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
-        logger.info("job.locked", **run.fields())
 
     def _leave_unknown(self, message: JobMessage) -> None:
         """Take no lock: the re-drive sends the message again, to a worker that may know the type."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.credentials import SealedKey
@@ -20,6 +21,11 @@ from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.snapshots import read_snapshot
+from aijobs.logs import get_logger
+from aijobs.outbox.keys import enqueue_key
+from aijobs.outbox.models import OutboxEvent
+
+logger = get_logger(__name__)
 
 MOST_OUTPUT_TOKENS = 64_000
 """More room than this is given to no answer that was cut off: the prompt asks for less instead."""
@@ -55,10 +61,18 @@ class Resolve:
         self._database, self._prompts, self._router = database, prompts, router
         self._credentials = credentials
 
-    def resolve(self, run: Run) -> Resolved:
-        """The attempt's input and request. `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG."""
+    def resolve(self, run: Run) -> Resolved | None:
+        """The attempt's input and request; None where an output is saved, so that there is nothing to ask for.
+
+        Tells of the lock on the way, as the one session that it opens also reads which event asked for this attempt.
+        `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG.
+        """
         job, definition = run.job, run.definition
         with self._database.read() as session:
+            run.outbox_id = self._find_event(session, run)
+            logger.info("job.locked", **run.fields())
+            if job.output_hash is not None:
+                return None
             credential = self._credential(session, job)
             snapshot = read_snapshot(session, job.id)
             before = count_retries(session, job)
@@ -91,6 +105,11 @@ class Resolve:
             credential=credential,
         )
         return Resolved(content, request, routes)
+
+    @staticmethod
+    def _find_event(session: Session, run: Run) -> str | None:
+        key = enqueue_key(run.job, run.claim.attempt_no)
+        return session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
 
     def _credential(self, session: Session, job: AiJob) -> SealedKey | None:
         if job.credential_mode == PLATFORM_KEY:

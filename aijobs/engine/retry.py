@@ -37,6 +37,8 @@ def _is_retried(rule: Retried, definition: JobDefinition, same_code_before: int)
 
 def count_retries(session: Session, job: AiJob) -> Counter[str]:
     """How often the job was tried again for each code, by its history."""
+    if not job.retry_count:
+        return Counter()
     rows = session.execute(
         select(AiJobEvent.error_code, func.count())
         .where(AiJobEvent.job_id == job.id, AiJobEvent.type == "retry_scheduled")

@@ -54,21 +54,16 @@ class OutboxRepository:
         payload: Mapping[str, Any],
         available_at: datetime | ColumnElement[datetime] | None = None,
         queue_name: str | None = None,
-        published: bool = False,
     ) -> OutboxEvent:
         """Add an event; one whose dedupe key is there already is returned instead, and the transaction goes on."""
-        event = OutboxEvent(
-            event_type=event_type,
-            aggregate_type=AGGREGATE,
-            aggregate_id=aggregate_id,
-            dedupe_key=dedupe_key,
-            payload=dict(payload),
+        event = self._new(
+            event_type,
+            aggregate_id,
+            dedupe_key,
+            payload,
             queue_name=queue_name,
-            status=PUBLISHED if published else PENDING,
-            published_at=self._clock.now() if published else None,
+            status=PENDING,
             available_at=self._clock.now() if available_at is None else available_at,
-            created_at=self._clock.now(),
-            **self._of_today(),
         )
         try:
             with savepoint(session):
@@ -96,16 +91,28 @@ class OutboxRepository:
             available_at=available_at,
         )
 
-    def add_end(self, session: Session, job: AiJob) -> OutboxEvent:
-        """Tell that the job ended; born published, as nobody subscribes yet."""
-        event_type = END_EVENTS[job.lifecycle_status]
-        return self.create_in_transaction(
-            session,
+    def add_end(self, session: Session, job: AiJob) -> None:
+        """Tell that the job ended; born published, as nobody subscribes yet. Written by the session's next flush.
+
+        There is no other: whoever calls has just moved the job into its final state, which happens once.
+        """
+        event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
+        payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
+        key = end_key(event_type, job.id)
+        session.add(self._new(event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now))
+
+    def _new(
+        self, event_type: str, aggregate_id: str, dedupe_key: str, payload: Mapping[str, Any], **values: Any
+    ) -> OutboxEvent:
+        return OutboxEvent(
             event_type=event_type,
-            aggregate_id=job.id,
-            dedupe_key=end_key(event_type, job.id),
-            payload={"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status},
-            published=True,
+            aggregate_type=AGGREGATE,
+            aggregate_id=aggregate_id,
+            dedupe_key=dedupe_key,
+            payload=dict(payload),
+            created_at=self._clock.now(),
+            **self._of_today(),
+            **values,
         )
 
     def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -129,6 +130,7 @@ class AiJobsConsumer(Consumer):
     def start(self) -> None:
         """Take signals first: one that comes while the crew starts must be as polite as a later one."""
         self._set_signal_handlers()
+        gc.freeze()  # What was loaded stays to the end: no collection need go through it again.
         self._crew.start()
         threading.Thread(target=self._catch_up, name="catch-up", daemon=True).start()
         super().start()

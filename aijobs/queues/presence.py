@@ -18,6 +18,8 @@ from aijobs.queues.connection import unavailable
 HEARTBEAT_PREFIX = "worker:heartbeat:"
 TTL_S = 90
 BEAT_S = 15.0
+GATHER_S = 0.2
+"""Starts and ends that come within so long are told at once: of quick jobs each would otherwise cost two writes."""
 SCAN_COUNT = 500
 
 logger = get_logger(__name__)
@@ -25,7 +27,7 @@ logger = get_logger(__name__)
 
 class Presence:
     """One process's heartbeat. Thread-safe; never raises on trouble with Redis, and never makes a job wait
-    for it: a thread of its own writes, at each start and end of a job and every `beat_s` seconds."""
+    for it: a thread of its own writes, soon after a job's start or end and every `beat_s` seconds."""
 
     def __init__(self, client: redis.Redis, instance: InstanceId, queue_name: str, *, beat_s: float = BEAT_S) -> None:
         self._client, self._instance, self._queue_name, self._beat_s = client, instance, queue_name, beat_s
@@ -71,7 +73,8 @@ class Presence:
     def _run(self) -> None:
         while not self._left.is_set():
             self.beat()
-            self._changed.wait(self._beat_s)
+            if self._changed.wait(self._beat_s):
+                self._left.wait(GATHER_S)
             self._changed.clear()
 
     def _card(self) -> str:
