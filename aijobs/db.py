@@ -246,8 +246,9 @@ class CommitUnknown(Exception):
 class Database:
     """One engine, sessions that read and units of work that write."""
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
-        self.engine = build_engine(url, pool_size=pool_size)
+    def __init__(self, source: str | Engine, *, pool_size: int = 10) -> None:
+        """`source`: a URL, or an engine that `build_engine` made."""
+        self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
         self._read = sessionmaker(self.engine, expire_on_commit=False)
         self._write = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 

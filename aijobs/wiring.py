@@ -123,7 +123,7 @@ def build_services(
     if breaker_store is None or call_slots is None:
         texts = _shared_texts(settings, broker)
         breaker_store = breaker_store or RedisBreakerStore(texts)
-        call_slots = call_slots or RedisCallSlots(texts)
+        call_slots = call_slots or RedisCallSlots(texts, InstanceId.current())
     catalogue = Catalogue.load(settings.providers, settings.provider_keys)
     router = ModelRouter(catalogue.routes, DEFAULT, catalogue.user_routes)
     breaker = CircuitBreaker(breaker_store, settings.breaker_failures, settings.breaker_open_s)

@@ -9,7 +9,8 @@ UNLIMITED = "unlimited"
 
 
 class CallSlots(Protocol):
-    """A number of slots for each provider. A slot is a lease: that of a worker which died comes back when it ends."""
+    """A number of slots for each provider. A slot is a lease: that of a worker which died comes back when it ends,
+    at the latest."""
 
     def take(self, provider: str, limit: int, lease_s: float) -> str | None:
         """A token for one of `limit` slots (0: any number), held for `lease_s` seconds at most; None: all are taken.

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from aijobs.ai.slots import UNLIMITED
 from aijobs.errors import BrokerUnavailable
-from aijobs.ids import new_id
+from aijobs.ids import InstanceId, new_id
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.shared_texts import SharedTexts
 
@@ -20,22 +20,25 @@ def slot_key(provider: str, number: int | str) -> str:
 
 
 class RedisCallSlots:
-    """See `aijobs.ai.slots.CallSlots`. A token is the slot's number and a name that nobody else has."""
+    """See `aijobs.ai.slots.CallSlots`. A token is the slot's number and its holder: a process, and a name that no other
+    call has. What a process of this host held that is gone is free at once, as its jobs are: they are started again at
+    once, and would find their own old calls in the way.
+    """
 
-    def __init__(self, texts: SharedTexts) -> None:
-        self._texts = texts
+    def __init__(self, texts: SharedTexts, instance: InstanceId) -> None:
+        self._texts, self._instance = texts, instance
         self._outage = Outage(logger, "calls.slots")
 
     def take(self, provider: str, limit: int, lease_s: float) -> str | None:
         """One look at all slots, then a try for each that was free, in any order."""
         if limit <= 0:
             return UNLIMITED
-        holder, keep = new_id(), timedelta(seconds=lease_s)
+        holder, keep = f"{self._instance}/{new_id()}", timedelta(seconds=lease_s)
         try:
-            free = [number for number, text in enumerate(self._read(provider, limit)) if text is None]
+            free = [(n, text) for n, text in enumerate(self._read(provider, limit)) if self._is_free(text)]
             random.shuffle(free)
-            for number in free:
-                if self._texts.add(slot_key(provider, number), holder, keep):
+            for number, seen in free:
+                if self._put(slot_key(provider, number), seen, holder, keep):
                     return f"{number}/{holder}"
         except BrokerUnavailable as error:
             self._outage.failed(error)
@@ -57,10 +60,20 @@ class RedisCallSlots:
         if limit <= 0:
             return None
         try:
-            return sum(text is not None for text in self._read(provider, limit))
+            return sum(not self._is_free(text) for text in self._read(provider, limit))
         except BrokerUnavailable as error:
             self._outage.failed(error)
             return None
+
+    def _is_free(self, text: str | None) -> bool:
+        """Nobody holds it, or a process of which this one can see that it is gone. Its own pid is never judged."""
+        holder = InstanceId.parse(text) if text is not None else None
+        if holder is None:
+            return text is None
+        return holder.pid != self._instance.pid and holder.is_dead_beside(self._instance)
+
+    def _put(self, key: str, seen: str | None, holder: str, keep: timedelta) -> bool:
+        return self._texts.add(key, holder, keep) if seen is None else self._texts.swap(key, seen, holder, keep)
 
     def _read(self, provider: str, limit: int) -> list[str | None]:
         texts = self._texts.read([slot_key(provider, number) for number in range(limit)])

@@ -8,7 +8,8 @@ import pytest
 
 from aijobs.db import ManualClock
 from tests.support.databases import Databases, SqliteDatabases
-from tests.support.jobs import BEGIN, Kit, open_kit, scratch_database
+from tests.support.jobs import BEGIN, Kit, open_kit
+from tests.support.scratch import scratch_database
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import NullPool, Table, create_engine, event, func, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Table, event, func, select, update
 
 from aijobs.db import Base, Clock, Database, ManualClock
 from aijobs.definitions.definition import Queue
@@ -27,11 +26,11 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.memory_broker import MemoryBroker
 from aijobs.wiring import Services, build_services
-from tests.support.databases import Databases
 from tests.support.gateways import health
 from tests.support.rows import prepare_database
+from tests.support.scratch import open_database
 
-__all__ = ["BEGIN", "KEYS", "Kit", "KitBroker", "open_kit", "prepare_database", "race", "scratch_database"]
+__all__ = ["BEGIN", "KEYS", "Kit", "KitBroker", "open_kit", "prepare_database", "race"]
 
 KEYS = KeyRing((("k1", b"m" * 32),))
 CREDENTIAL_KEYS = KeyRing((("c1", b"c" * 32),))
@@ -231,7 +230,7 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
     }
     chosen = Settings(**values)
     broker = KitBroker(chosen.message_keys) if broker is None else broker
-    database = Database(url, pool_size=20)
+    database = open_database(url)
     services = build_services(chosen, database=database, clock=clock, broker=broker, **health())
     for job_type, changes in (
         (BACKGROUND_TYPE, {"queue": Queue("ai-background", 50)}),
@@ -242,29 +241,6 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
         yield Kit(services, broker, services.clock, url)
     finally:
         database.dispose()
-
-
-_scratch: dict[Databases, str] = {}
-
-
-def scratch_database(server: Databases) -> str:
-    """A migrated, empty database of this kind: one for all tests of this process, as wiping is faster than copying."""
-    url = _scratch.get(server)
-    if url is None or not _wipe(url):
-        url = _scratch[server] = server.create_database(prepare_database)
-    return url
-
-
-def _wipe(url: str) -> bool:
-    """Delete all rows; False where the database is not there any more."""
-    engine = create_engine(url, poolclass=NullPool)
-    try:
-        with engine.begin() as connection:
-            for table in reversed(Base.metadata.sorted_tables):
-                connection.execute(table.delete())
-    except DBAPIError:
-        return False
-    return True
 
 
 def race(*works: Callable[[], Any], timeout: float = 60) -> list[Any]:

@@ -21,8 +21,9 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.upkeep.retention import Retention
 from tests.support.databases import OTHERS_LATER, Databases, SqliteDatabases
-from tests.support.jobs import BEGIN, Kit, open_kit, race, scratch_database
+from tests.support.jobs import BEGIN, Kit, open_kit, race
 from tests.support.rows import add, build_call, build_job, ended
+from tests.support.scratch import scratch_database
 
 ANSWER = flashcard_generation.DEFINITION.max_output_tokens
 EMPTY = CreateJobInput("u1", "flashcard_generation", "note", "n1", flashcard_generation.SAMPLE_INPUT)

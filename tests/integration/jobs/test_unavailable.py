@@ -17,7 +17,8 @@ from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from tests.support.databases import SqliteDatabases
-from tests.support.jobs import BEGIN, Kit, open_kit, scratch_database
+from tests.support.jobs import BEGIN, Kit, open_kit
+from tests.support.scratch import scratch_database
 
 NOTES = {
     "lang": "en",

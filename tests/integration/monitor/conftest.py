@@ -23,7 +23,8 @@ from aijobs.queues.presence import WorkerPresence
 from aijobs.settings import Settings
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
-from tests.support.rows import prepare_database
+from tests.support.databases import Databases, SqliteDatabases
+from tests.support.scratch import open_database, scratch_database
 
 
 class ScriptedBroker:
@@ -45,8 +46,8 @@ class ScriptedBroker:
 
 
 @pytest.fixture
-def database(create_database: Callable[..., str]) -> Iterator[Database]:
-    database = Database(create_database(prepare_database))
+def database(database_server: Databases) -> Iterator[Database]:
+    database = open_database(scratch_database(database_server))
     yield database
     database.dispose()
 
@@ -100,8 +101,8 @@ def monitor(database: Database, broker: ScriptedBroker, providers: ProviderReads
 
 
 @pytest.fixture
-def sqlite_database(create_sqlite_database: Callable[..., str]) -> Iterator[Database]:
-    database = Database(create_sqlite_database(prepare_database))
+def sqlite_database(sqlite: SqliteDatabases) -> Iterator[Database]:
+    database = open_database(scratch_database(sqlite))
     yield database
     database.dispose()
 

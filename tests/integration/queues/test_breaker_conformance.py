@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 from aijobs.ai.breaker import BreakerStore, CircuitBreaker, scope_of
 from aijobs.ai.slots import UNLIMITED, CallSlots
 from aijobs.errors import BrokerUnavailable
+from aijobs.ids import InstanceId
 from aijobs.queues import shared_texts
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots, slot_key
@@ -57,7 +59,7 @@ def in_memory() -> Case:
 
 def in_redis(valkey: ValkeyServer) -> Case:
     texts = SharedTexts.from_settings(Settings(redis_url=valkey.url))
-    return Case(RedisBreakerStore(texts), RedisCallSlots(texts), time.sleep, valkey.stop)
+    return Case(RedisBreakerStore(texts), RedisCallSlots(texts, InstanceId.current()), time.sleep, valkey.stop)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -230,7 +232,10 @@ def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
 ) -> None:
     server = start_valkey(f"user aijobs on >PASSWORD {ACL_RULES}")
     texts = SharedTexts(connect(server.url_for("aijobs", "PASSWORD"), timeout_s=2))
-    breaker, slots = CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=0.02), RedisCallSlots(texts)
+    breaker, slots = (
+        CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=0.02),
+        RedisCallSlots(texts, InstanceId.current()),
+    )
     breaker.failed(SCOPE, exhausted=True)
     breaker.failed(OTHER)
     time.sleep(0.03)
@@ -255,28 +260,53 @@ from datetime import timedelta
 from aijobs.ai.breaker import CircuitBreaker
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots
+from aijobs.ids import InstanceId
 from aijobs.queues.connection import connect
 from aijobs.queues.shared_texts import SharedTexts
 
-url, begin = sys.argv[1], float(sys.argv[2])
+url, begin, limit = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 texts = SharedTexts(connect(url, timeout_s=5))
-breaker, slots = CircuitBreaker(RedisBreakerStore(texts), 1, 0.01), RedisCallSlots(texts)
+breaker, slots = CircuitBreaker(RedisBreakerStore(texts), 1, 0.01), RedisCallSlots(texts, InstanceId.current())
 breaker.blocked_for("p.platform")
 time.sleep(max(0.0, begin - time.time()))
 print("probe", breaker.admit("p.platform") is None)
-print("slots", sum(slots.take("p", 5, 60) is not None for _ in range(5)), flush=True)
+print("slots", sum(slots.take("p", limit, 60) is not None for _ in range(5)), flush=True)
+time.sleep(60)
 """
 
 
 def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_limit(
     redis_url: str, processes: Processes
 ) -> None:
-    import sys
-
     CircuitBreaker(RedisBreakerStore(SharedTexts(connect(redis_url))), failures=1, open_s=0.01).failed("p.platform")
     begin = str(time.time() + 2)
-    racers = [processes.spawn([sys.executable, "-c", RACER, redis_url, begin], name=f"racer{n}") for n in range(4)]
-    poll(lambda: not any(racer.is_running for racer in racers), timeout=30, what="all racers are through")
+    racers = [processes.spawn([sys.executable, "-c", RACER, redis_url, begin, "5"], name=f"racer{n}") for n in range(4)]
+    for racer in racers:
+        racer.wait_for_output("slots", timeout=30)
     said = [line for racer in racers for line in racer.output.splitlines()]
     assert said.count("probe True") == 1
     assert sum(int(line.split()[1]) for line in said if line.startswith("slots")) == 5
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is_not(
+    redis_url: str, processes: Processes, end: str
+) -> None:
+    slots = RedisCallSlots(SharedTexts(connect(redis_url)), InstanceId.current())
+    assert slots.take("p", 6, 60) is not None, "one of ours"
+    holder = processes.spawn([sys.executable, "-c", RACER, redis_url, "0", "6"], name="holder")
+    holder.wait_for_output("slots 5", timeout=30)
+    assert (slots.in_use("p", 6), slots.take("p", 6, 60)) == (6, None)
+    getattr(holder, end)()
+    assert slots.in_use("p", 6) == 1
+    taken = [slots.take("p", 6, 60) for _ in range(6)]
+    assert [token is not None for token in taken] == [True] * 5 + [False]
+    slots.give_back("p", taken[0] or "")
+    assert slots.in_use("p", 6) == 5
+
+
+def test_another_machines_slots_wait_for_their_leases(redis_url: str) -> None:
+    texts, here = SharedTexts(connect(redis_url)), InstanceId.current()
+    elsewhere = replace(here, host="another", boot="boot", pid=2**22 + 1)
+    assert RedisCallSlots(texts, elsewhere).take("p", 1, 60) is not None
+    assert RedisCallSlots(texts, here).take("p", 1, 60) is None

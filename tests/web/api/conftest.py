@@ -18,8 +18,10 @@ from aijobs.web.auth import hash_password, make_operator_token
 from aijobs.web.factory import create_app
 from aijobs.web.models import Operator, OperatorToken
 from aijobs.wiring import Services, build_services
+from tests.support.databases import SqliteDatabases
 from tests.support.processes import Run
-from tests.support.rows import BEGIN, add, prepare_database
+from tests.support.rows import BEGIN, add
+from tests.support.scratch import open_database, scratch_database
 
 SECRET = "j" * 32
 PASSWORD = "correct horse"
@@ -27,10 +29,10 @@ PASSWORD_HASH = hash_password(PASSWORD)
 
 
 @pytest.fixture
-def settings(create_sqlite_database: Callable[..., str], redis_url: str, run: Run) -> Settings:
+def settings(sqlite: SqliteDatabases, redis_url: str, run: Run) -> Settings:
     return Settings(
         instance_path=run.new_folder("web"),
-        database_url=create_sqlite_database(prepare_database),
+        database_url=scratch_database(sqlite),
         redis_url=redis_url,
         secret_key="s" * 32,
         jwt_secret=SECRET,
@@ -41,7 +43,7 @@ def settings(create_sqlite_database: Callable[..., str], redis_url: str, run: Ru
 
 @pytest.fixture
 def services(settings: Settings) -> Iterator[Services]:
-    services = build_services(settings)
+    services = build_services(settings, database=open_database(settings.database_url))
     yield services
     services.database.dispose()
     services.broker.client.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,9 @@ from jinja2 import FileSystemBytecodeCache
 
 from aijobs.web.factory import create_app
 from aijobs.wiring import build_services
-from tests.web.console.stage import Stage, build_settings, prepare
+from tests.support.databases import SqliteDatabases
+from tests.support.scratch import open_database, scratch_database
+from tests.web.console.stage import Stage, add_operators, build_settings
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +23,14 @@ def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> FileSystemBy
 
 @pytest.fixture
 def stage(
-    create_sqlite_database: Callable[..., str],
+    sqlite: SqliteDatabases,
     redis_url: str,
     tmp_path: Path,
     compiled_templates: FileSystemBytecodeCache,
 ) -> Iterator[Stage]:
     """An application with its services, and a worker that runs jobs when told to."""
-    services = build_services(build_settings(create_sqlite_database(prepare), redis_url, tmp_path))
+    settings = build_settings(scratch_database(sqlite, add_operators), redis_url, tmp_path)
+    services = build_services(settings, database=open_database(settings.database_url))
     app = create_app(services=services)
     app.testing = True
     app.jinja_env.bytecode_cache = compiled_templates

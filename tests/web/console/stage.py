@@ -8,7 +8,7 @@ from typing import Any
 from argon2 import PasswordHasher
 from flask import Flask
 from flask.testing import FlaskClient
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from aijobs.clock import utc_now
 from aijobs.db import build_engine
@@ -34,19 +34,24 @@ def prepare(url: str) -> None:
     engine = build_engine(url)
     upgrade(engine)
     with engine.begin() as connection:
-        for role in ("VIEWER", "OPERATOR", "SUPER_ADMIN"):
-            connection.execute(
-                Operator.__table__.insert().values(
-                    id=f"00000000-0000-7000-8000-00000000000{len(role) % 10}",
-                    username=role.lower(),
-                    password_hash=PASSWORD_HASH,
-                    role=role,
-                    active=True,
-                    session_version=1,
-                    created_at=utc_now(),
-                )
-            )
+        add_operators(connection)
     engine.dispose()
+
+
+def add_operators(connection: Connection) -> None:
+    """One operator of each role."""
+    for role in ("VIEWER", "OPERATOR", "SUPER_ADMIN"):
+        connection.execute(
+            Operator.__table__.insert().values(
+                id=f"00000000-0000-7000-8000-00000000000{len(role) % 10}",
+                username=role.lower(),
+                password_hash=PASSWORD_HASH,
+                role=role,
+                active=True,
+                session_version=1,
+                created_at=utc_now(),
+            )
+        )
 
 
 class Stage:

@@ -1,0 +1,62 @@
+"""One migrated database of each kind for all tests of this process, and one engine over it.
+
+Wiping is faster than copying, and an engine compiles a statement once: with one of its own, each test would spend most
+of its time on compiling the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from aijobs.db import Base, Database, build_engine
+from tests.support.databases import Databases
+from tests.support.rows import prepare_database
+
+POOL_SIZE = 20
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    url: str
+    engine: Engine
+
+
+_scratch: dict[Databases, _Scratch] = {}
+
+
+def scratch_database(server: Databases, fill: Callable[[Connection], None] | None = None) -> str:
+    """A migrated database of this kind, empty but for what `fill` puts into it."""
+    found = _scratch.get(server)
+    if found is None or not _wipe(found.engine):
+        url = server.create_database(prepare_database)
+        found = _scratch[server] = _Scratch(url, build_engine(url, pool_size=POOL_SIZE))
+    if fill is not None:
+        with found.engine.begin() as connection:
+            fill(connection)
+    return found.url
+
+
+def open_database(url: str) -> Database:
+    """The database at `url`. On a scratch database over the engine of all tests, in a view of this test's own: what it
+    listens to goes with it. (Not so what belongs to the dialect or the pool: a test takes that away itself.)
+    """
+    for scratch in _scratch.values():
+        if scratch.url == url:
+            return Database(scratch.engine.execution_options())
+    return Database(url, pool_size=POOL_SIZE)
+
+
+def _wipe(engine: Engine) -> bool:
+    """Delete all rows; False where the database is not there any more."""
+    try:
+        with engine.begin() as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(table.delete())
+    except DBAPIError:
+        engine.dispose()
+        return False
+    return True
