@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from aijobs.db import TRIES
+from aijobs.db import LOCK_WAIT_S, TRIES
 from aijobs.engine.complete import complete
 from aijobs.engine.execute import Execute
 from aijobs.engine.failure import DatabaseTrouble, as_job_error
@@ -60,7 +60,9 @@ class ExecutionEngine:
         watcher: Callable[[ExecutionEngine], Watcher],
         abandon: Callable[[], None],
     ) -> None:
-        """`abandon` ends the process, after `drain`, because an attempt's code can't be brought to return."""
+        """`abandon` ends the process within a bounded time, because an attempt's code can't be brought to return; it
+        doesn't wait for that.
+        """
         self._prepare, self._resolve, self._execute = prepare, resolve, execute
         self._project, self._settle, self._lifecycle = project, settle, lifecycle
         self._bus, self._presence, self._abandon = bus, presence, abandon
@@ -81,13 +83,13 @@ class ExecutionEngine:
 
     def execute(self, message: JobMessage) -> str:
         """Run the job of `message` and say how the attempt ended; `not_taken` where there was nothing to run,
-        `PUT_BACK` where the database is away, so that nobody can say.
+        `PUT_BACK` where nobody can say: the database is away, or this process takes nothing any more.
 
         The attempt's code has a thread of its own, so that code which does not return when its time is up holds no
         slot of the worker.
         """
         if self._draining:
-            return NOT_TAKEN
+            return PUT_BACK
         try:
             run = self._prepare.take(message)
         except Exception as error:
@@ -105,8 +107,15 @@ class ExecutionEngine:
             self._release(run)
             self._forget(run)
             return run.outcome
+        attempt = threading.Thread(target=self._attempt, args=(run,), name=f"attempt-{run.claim.job_id}", daemon=True)
+        try:
+            attempt.start()
+        except RuntimeError as error:  # No thread is to be had: the job waits for a worker that has one.
+            logger.error("engine.no_thread", error=str(error), **run.fields())
+            self._release(run)
+            self._forget(run)
+            return PUT_BACK
         self._presence.started(run.claim.job_id)
-        threading.Thread(target=self._attempt, args=(run,), name=f"attempt-{run.claim.job_id}", daemon=True).start()
         run.ended.wait()
         self._presence.finished(run.claim.job_id)
         return run.outcome
@@ -137,8 +146,9 @@ class ExecutionEngine:
         if resolved is not None:
             self._execute.execute(run, resolved)
         run.token.raise_if_cancelled()
-        job = self._project.project(run)
-        complete(self._bus, run, job)
+        with run.ending:
+            job = self._project.project(run)
+            complete(self._bus, run, job)
 
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
@@ -231,10 +241,13 @@ class ExecutionEngine:
         complete(self._bus, run, job, reason)
 
     def stuck(self, run: Run) -> None:
-        """An attempt's code runs on long after its end: give everything else back and leave the process."""
+        """An attempt's code runs on long after its end: leave the process, and give everything else back at once.
+
+        In this order: what can't be given back, as the code holds the database's write lock, keeps no process alive.
+        """
         logger.error("engine.stuck", **run.fields())
-        self.drain(0)
         self._abandon()
+        self.drain(0)
 
     def drain(self, grace_s: float) -> int:
         """Take nothing new, let running attempts finish for `grace_s` seconds, give back the rest; how many."""
@@ -244,7 +257,7 @@ class ExecutionEngine:
         for run in self.active():
             run.ended.wait(max(0.0, ends - time.monotonic()))
         left = [run for run in self.active() if not run.ended.is_set()]
-        for run in left:
+        for run in sorted(left, key=lambda run: run.projecting):  # Those last whose end may have to be waited for.
             self._release(run)
         return len(left)
 
@@ -253,17 +266,26 @@ class ExecutionEngine:
         self._watcher.close()
 
     def _release(self, run: Run) -> None:
-        with run.ending:
-            if run.ended.is_set():
-                return
-            # Within: code that stops at once would else end the run before its lease is given back.
-            run.token.cancel(RELEASED)
-            try:
-                job = self._lifecycle.release(run.claim)
-            except LifecycleError:
-                return  # Another worker has the job already.
-            except Exception as error:
-                logger.error("job.release_failed", error=type(error).__name__, **run.fields())
-                return
-            logger.info("job.released", **run.fields(job))
-            run.end("released")
+        if not run.ending.acquire(timeout=LOCK_WAIT_S):
+            # Where its projection ends in time that is a success; else its transaction ends with the process.
+            logger.error("job.release_failed", error="its projection goes on", **run.fields())
+            return
+        try:
+            self._give_back(run)
+        finally:
+            run.ending.release()
+
+    def _give_back(self, run: Run) -> None:
+        if run.ended.is_set():
+            return
+        # First: code that stops at once would else end the run before its lease is given back.
+        run.token.cancel(RELEASED)
+        try:
+            job = self._lifecycle.release(run.claim)
+        except LifecycleError:
+            return  # Another worker has the job already.
+        except Exception as error:
+            logger.error("job.release_failed", error=type(error).__name__, **run.fields())
+            return
+        logger.info("job.released", **run.fields(job))
+        run.end("released")

@@ -58,7 +58,8 @@ class Watcher:
         stuck_s: float,
     ) -> None:
         """`active` lists the runs whose code has not returned; `stop(run, reason)` ends one under its claim;
-        `stuck(run)` is told of a run whose code runs on `stuck_s` after its end.
+        `stuck(run)` is told of a run whose code runs on `stuck_s` after its end, or after its deadline where a hanging
+        projector keeps the end from being written.
         """
         self._database, self._lifecycle, self._hints = database, lifecycle, hints
         self._active, self._stop, self._stuck = active, stop, stuck
@@ -100,12 +101,18 @@ class Watcher:
         """One round over the active runs. What goes wrong with one run keeps no other from its beat."""
         runs = self._active()
         self._forget_all_but(runs)
-        troubles = [self._guarded(self._attend, run) for run in runs]
         live = [run for run in runs if not run.ended.is_set()]
-        holders = self._holders(live)
-        troubles += [self._guarded(self._compare, run, holders.get(run.claim.job_id)) for run in live]
+        # Cancels first, which wait for no other run's beat.
+        troubles = [*self._compare_all(live), *(self._guarded(self._attend, run) for run in runs)]
         for trouble in filter(None, troubles):
             raise trouble
+
+    def _compare_all(self, live: Sequence[Run]) -> list[Exception | None]:
+        try:
+            holders = self._holders(live)
+        except Exception as error:
+            return [error]
+        return [self._guarded(self._compare, run, holders.get(run.claim.job_id)) for run in live]
 
     @staticmethod
     def _guarded(action: Callable[..., None], run: Run, *args: Any) -> Exception | None:
@@ -117,7 +124,7 @@ class Watcher:
 
     def _attend(self, run: Run) -> None:
         """End a run that is out of time, report one whose code doesn't return, beat for any other."""
-        if run.ended.is_set():
+        if run.ended.is_set() or (run.projecting and run.token.reason == TIMEOUT):
             self._report_stuck(run)
         elif run.token.reason == TIMEOUT:
             self._stop(run, TIMEOUT)
@@ -164,10 +171,14 @@ class Watcher:
         token, now = run.claim.token, time.monotonic()
         if now - self._beaten.setdefault(token, now) < self._heartbeat_s:
             return
+        if not run.ending.acquire(blocking=False):
+            return  # It is just being ended. Its transaction holds the row, and so keeps off the reaper as well.
         try:
             self._lifecycle.extend_lock(run.claim, tries=1)  # The next look beats again where this one fails.
         except LifecycleError:
-            return  # Lost, or ended this very moment: the same look compares holders next, and tells which.
+            return  # Lost, or ended this very moment: the next look compares holders, and tells which.
+        finally:
+            run.ending.release()
         self._beaten[token] = now
 
     def _lose(self, run: Run) -> None:

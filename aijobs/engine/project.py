@@ -62,7 +62,7 @@ class Project:
         projector = self._registry.projector(run.definition.projector)
         try:
             with savepoint(session):
-                return self._write(session, projector, job, output)
+                return self._write(session, run, projector, job, output)
         except IntegrityError as error:
             recorded = self._recorded(session, job.id)
             if not recorded:
@@ -70,8 +70,14 @@ class Project:
             logger.info(f"job.projected {DUPLICATE_MARK}", artifacts=len(recorded), **run.fields())
             return recorded
 
-    def _write(self, session: Session, projector: ResultProjector, job: AiJob, output: Any) -> Sequence[Artifact]:
-        artifacts = projector.project(session, job, output).artifacts
+    def _write(
+        self, session: Session, run: Run, projector: ResultProjector, job: AiJob, output: Any
+    ) -> Sequence[Artifact]:
+        run.projecting = True
+        try:
+            artifacts = projector.project(session, job, output).artifacts
+        finally:
+            run.projecting = False
         session.add_all(
             AiJobArtifact(job_id=job.id, artifact_type=a.artifact_type, artifact_id=a.artifact_id, ordinal=a.ordinal)
             for a in artifacts

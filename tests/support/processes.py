@@ -26,6 +26,8 @@ from tests.support.polling import poll
 
 RUN_MARK = "PYTEST_RUN_MARK"
 STOP_TIMEOUT_S = 10.0
+GUARDIAN_TIMEOUT_S = 60.0
+"""For all that a test process may have left: each program a grace, each folder too, on a busy disk."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -97,7 +99,7 @@ class Run:
         """Let the guardian end what is left and remove the folder."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
-        self._guardian.wait(timeout=STOP_TIMEOUT_S)
+        self._guardian.wait(timeout=GUARDIAN_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tell(self, order: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from aijobs.definitions.projector import ProjectionResult
 from aijobs.engine.token import RELEASED, TIMEOUT
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of
@@ -116,8 +117,77 @@ def test_code_that_does_not_return_makes_the_process_give_up(hasty_stage: Stage)
     other = stage.start(stage.kit.new_job(job_type=stage.scripted(sleeping())).id)
     assert stage.abandoned.wait(10), "nobody was told"
     assert other.wait() == "released", "the other lease is given back first"
-    assert stage.run(stage.kit.new_job().id) == "not_taken"
+    assert stage.run(stage.kit.new_job().id) == "put_back"
     script.go.set()
+
+
+class HeldProjector:
+    """A projector that goes on until it is told to, in the transaction that holds the job's row."""
+
+    key = "held"
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def project(self, session: Any, job: Any, validated_output: Any) -> ProjectionResult:
+        self.begun.set()
+        assert self.go.wait(60), "nobody let the projector go"
+        return ProjectionResult([])
+
+
+def answering(*_: Any) -> dict[str, Any]:
+    return {"output": {}, "artifacts": 0}
+
+
+def test_a_projector_that_hangs_makes_the_process_give_up_whoever_it_locks_out(kit: Kit) -> None:
+    projector = HeldProjector()
+    with open_stage(kit, stuck_s=0.3) as stage:
+        job_type = stage.scripted(answering, projector=projector, timeout_ms=1000)
+        delivery = stage.start(stage.kit.new_job(job_type=job_type).id)
+        assert projector.begun.wait(10)
+        assert not stage.abandoned.is_set(), "within its time it may take what it needs"
+        assert stage.abandoned.wait(10), "nobody was told"
+        projector.go.set()
+        assert delivery.wait() == "succeeded", "what ends before the process does is a success"
+
+
+@pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("timeout_ms", [60_000, 1000], ids=["with beats due", "past its deadline"])
+def test_a_slow_projection_holds_up_no_other_runs_cancel(stage: Stage, timeout_ms: int) -> None:
+    projector = HeldProjector()
+    slow = stage.start(
+        stage.kit.new_job(job_type=stage.scripted(answering, projector=projector, timeout_ms=timeout_ms)).id
+    )
+    assert projector.begun.wait(10)
+    time.sleep(1.2)  # Until a beat, or the deadline, has been due.
+    job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
+    other = stage.start(job_id)
+    poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
+    began = time.monotonic()
+    stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    assert other.wait() == "cancelled"
+    assert time.monotonic() - began < PROMPTLY
+    projector.go.set()
+    assert slow.wait() == "succeeded"
+
+
+@ANY_DATABASE
+def test_an_attempt_that_gets_no_thread_holds_no_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = stage.kit.new_job().id
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("attempt-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert stage.run(job_id) == "put_back"
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.locked_by, job.lost_count, job.retry_count) == ("running", None, 0, 0)
+    assert (stage.engine.active(), stage.presence.seen) == ([], [])
+    assert stage.run(job_id) == "succeeded"
 
 
 def test_code_that_returned_in_time_gives_nothing_up(hasty_stage: Stage) -> None:
@@ -366,7 +436,7 @@ def test_a_drain_lets_an_attempt_finish_within_the_grace(stage: Stage) -> None:
     poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
     assert stage.engine.drain(20) == 0
     assert delivery.wait() == "succeeded"
-    assert stage.run(stage.kit.new_job().id) == "not_taken", "nothing new is taken"
+    assert stage.run(stage.kit.new_job().id) == "put_back", "nothing new is taken, and no message is lost"
 
 
 def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(stage: Stage) -> None:
