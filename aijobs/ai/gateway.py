@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from aijobs.ai.breaker import CircuitBreaker, scope_of
+from aijobs.ai.breaker import HALF_OPEN, OPEN, CircuitBreaker, scope_of
 from aijobs.ai.provider import (
     AiProvider,
     CallFailed,
@@ -139,7 +139,7 @@ class AiGateway:
         scope = scope_of(name, credential_id)
         if (wait := self._breaker.blocked_for(scope)) is not None:
             raise ProvidersBusy(wait)  # Before a slot is waited for, which a provider that isn't asked has no use for.
-        slot = self._take_slot(name, token)
+        slot = self._take_slot(name, scope, token)
         try:
             if (wait := self._breaker.admit(scope)) is not None:
                 raise ProvidersBusy(wait)
@@ -200,13 +200,15 @@ class AiGateway:
         else:
             self._breaker.given_back(scope)
 
-    def _take_slot(self, provider: str, token: CancellationToken) -> str:
+    def _take_slot(self, provider: str, scope: str, token: CancellationToken) -> str:
         """One of the calls that the provider may have at once; waited for a little, as calls are short."""
         limit = self._servers[provider]
         until = time.monotonic() + min(SLOT_WAIT_S, token.remaining())
         while (slot := self._slots.take(provider, limit, token.remaining() + SLOT_MARGIN_S)) is None:
             if time.monotonic() >= until:
-                raise ProvidersBusy(ALL_TAKEN * (1 + random.random()))
+                # Taken, maybe by calls on other keys, says nothing of a provider that isn't known to be well again.
+                (state,) = self._breaker.states([scope])
+                raise ProvidersBusy(ALL_TAKEN * (1 + random.random()), crowded=state.word not in (OPEN, HALF_OPEN))
             token.sleep(SLOT_LOOK_S * (0.5 + random.random()))
         return slot
 
@@ -217,9 +219,9 @@ def _scope(provider: str, request: GenerateRequest) -> str:
 
 def _hope(outcome: JobError | ProvidersBusy) -> tuple[int, timedelta]:
     """By how much an outcome leaves to hope for, the best first: an error that is tried again, the sooner the better;
-    then a provider that may answer later; last what ends the job.
+    then a provider that is well and has no call to spare, then one that may be well later; last what ends the job.
     """
     if isinstance(outcome, ProvidersBusy):
-        return 1, outcome.wait
+        return 1 if outcome.crowded else 2, outcome.wait
     tried_again = describe(outcome.code).retried is not Retried.NEVER
-    return 0 if tried_again else 2, outcome.retry_after or timedelta()
+    return 0 if tried_again else 3, outcome.retry_after or timedelta()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.usage import UsageLog, mark_lost
 from aijobs.db import TRIES, Clock, Database, read_clock
@@ -17,12 +18,14 @@ from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
 from aijobs.errors import JobError, LifecycleError, ProvidersBusy
 from aijobs.jobs.changes import freed
+from aijobs.jobs.claim import Claim
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
 
+PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
 JITTER = 0.1
 """The longest part of a wait that is put on top of it."""
 
@@ -40,7 +43,7 @@ class Settle:
         patience: timedelta,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """A job waits up to `patience` from its creation, uncounted, for providers that are not to be asked now.
+        """A job waits up to `patience`, uncounted, from when it was first told that its providers are not to be asked.
 
         `chance` is a number from 0 to 1, anew at each call: jobs that failed together don't come back together.
         """
@@ -84,14 +87,16 @@ class Settle:
 
     def postpone(self, run: Run, busy: ProvidersBusy) -> AiJob:
         """Give the lease back until a provider is worth asking: no error of the job, and no retry is used up. Where the
-        job has waited for them too long, an error like any other.
+        job has waited for them too long, an error like any other. For its turn at one that is well it waits on.
         """
+        if busy.crowded:
+            return self._lifecycle.release(run.claim, wait=busy.wait)
         with self._database.read() as session:
-            age = read_clock(session, self._clock) - run.job.created_at
-        if age >= self._patience:
-            error = JobError("PROVIDER_UNAVAILABLE", f"waited {age} for a provider", retry_after=busy.wait)
+            waited = _waited_for_providers(session, self._clock, run.claim)
+        if waited >= self._patience:
+            error = JobError(PROVIDER_UNAVAILABLE, f"waited {waited} for a provider", retry_after=busy.wait)
             return self.settle(run, error, error)
-        return self._lifecycle.release(run.claim, wait=busy.wait)
+        return self._lifecycle.release(run.claim, wait=busy.wait, error_code=PROVIDER_UNAVAILABLE)
 
     def cancel(self, run: Run, *, tries: int = TRIES) -> AiJob:
         """End the job `cancelled` under the claim, and close the usage row of its call."""
@@ -146,6 +151,32 @@ class Settle:
     def _close(self, session: Session, call: OpenCall | None) -> None:
         if call is not None:
             self._usage.close(session, call.usage_id, call.result)
+
+
+def _waited_for_providers(session: Session, clock: Clock, claim: Claim) -> timedelta:
+    """How long ago an outage first put the job off, of the times in a row that lead up to this attempt.
+
+    Told by the history. A row ends what came before it where the job was tried again, where it was put off by a
+    provider that is well, or where it called one and wasn't put off: a call that was put off was the probe, and found
+    the outage going on. The time before the first, in a backlog or for a `Retry-After`, was no wait for a provider.
+    """
+    of_job, put_off = AiJobEvent.job_id == claim.job_id, AiJobEvent.type == "postponed"
+    end = aliased(AiJobEvent)
+    was_probe = exists().where(
+        end.job_id == AiJobEvent.job_id, end.attempt_no == AiJobEvent.attempt_no, end.type == "postponed"
+    )
+    ends_it = or_(
+        AiJobEvent.type == "retry_scheduled",
+        and_(put_off, AiJobEvent.error_code.is_(None)),
+        and_(
+            AiJobEvent.type == "provider_called",
+            AiJobEvent.attempt_no < claim.attempt_no,
+            ~was_probe.correlate(AiJobEvent),
+        ),
+    )
+    last_end = session.execute(select(func.max(AiJobEvent.seq)).where(of_job, ends_it)).scalar() or 0
+    since = session.execute(select(func.min(AiJobEvent.at)).where(of_job, put_off, AiJobEvent.seq > last_end)).scalar()
+    return read_clock(session, clock) - since if since is not None else timedelta()
 
 
 def _closed(run: Run, error_code: str) -> OpenCall | None:

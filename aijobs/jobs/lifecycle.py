@@ -234,14 +234,17 @@ class LifecycleRepository:
 
     # --- giving the lease away ---------------------------------------------------------------------------------
 
-    def release(self, claim: Claim, *, actor: str = WORKER, wait: timedelta = timedelta()) -> AiJob:
-        """Give the lease back, uncounted: for a worker that stops, or for a job whose providers are not to be asked
-        now. Another may take the job after `wait`.
+    def release(
+        self, claim: Claim, *, actor: str = WORKER, wait: timedelta | None = None, error_code: str | None = None
+    ) -> AiJob:
+        """Give the lease back, uncounted: for a worker that stops, and another may take the job at once. With `wait`
+        the job is `postponed` so long, as its providers are not to be asked now; `error_code` says what ails them.
         """
 
         def free(session: Session) -> AiJob:
-            note = Note("released", actor)
-            job = self._go_on_or_cancel(session, claim, note, next_attempt_at=self._clock.now(wait), **_FREE)
+            note = Note("released" if wait is None else "postponed", actor, error_code)
+            due = self._clock.now(wait or timedelta())
+            job = self._go_on_or_cancel(session, claim, note, next_attempt_at=due, **_FREE)
             return self._ask_again(session, job)
 
         return self._database.write(free, settle=freed(claim))

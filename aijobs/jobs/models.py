@@ -159,6 +159,7 @@ EVENT_TYPES = (
     "output_saved",
     "retry_scheduled",
     "released",
+    "postponed",
     "lease_lost",
     "cancel_requested",
     "succeeded",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from aijobs.ai.breaker import BreakerState
-from aijobs.jobs.history import WORKER
 from aijobs.monitor.views import JobDetail, OutboxRow, QueueStatus, Wait
 from aijobs.outbox.models import ENQUEUE, PUBLISHED
 
@@ -28,14 +27,8 @@ def lease_expired(detail: JobDetail, grace: timedelta) -> bool:
 
 
 def was_postponed(detail: JobDetail) -> bool:
-    """Whether the job's worker gave it back for a while, uncounted, as no provider was to be asked just then.
-
-    A worker that stops gives its jobs back too, but to be taken at once.
-    """
-    job, last = detail.job, detail.history[-1] if detail.history else None
-    if last is None or last.type != "released" or last.actor != WORKER or job.locked_by is not None:
-        return False
-    return job.next_attempt_at is not None and job.next_attempt_at > last.at
+    """Whether the job's worker gave it back for a while, uncounted, as no provider was to be asked just then."""
+    return bool(detail.history) and detail.history[-1].type == "postponed"
 
 
 def find_wait(

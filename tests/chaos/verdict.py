@@ -29,7 +29,7 @@ SERVER_CODES = (
 """What a job may end with whose provider is a server, once all the tries that such a code has are used up: the server
 is away, workers are frozen while it speaks, and its script comes on top of that.
 """
-GIVEN_UP = ("lease_lost", "released", "retry_scheduled", "cancelled", "failed")
+GIVEN_UP = ("lease_lost", "released", "postponed", "retry_scheduled", "cancelled", "failed")
 """How an attempt may end whose answer was paid for and not saved."""
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from aijobs.monitor.views import JobDetail
 
-ENDS = ("retry_scheduled", "released", "lease_lost", "succeeded", "failed", "cancelled")
+ENDS = ("retry_scheduled", "released", "postponed", "lease_lost", "succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(code: st
 
 
 LATER = CallFailed("PROVIDER_RATE_LIMITED", "scripted", retry_after=timedelta(seconds=9))
-BUSY = "busy"
+BUSY, FULL = "busy", "full"
 
 
 @pytest.mark.parametrize(
@@ -187,22 +187,33 @@ BUSY = "busy"
         ("PROVIDER_ACCOUNT_EXHAUSTED", BUSY, BUSY),
         (BUSY, "CREDENTIAL_PLATFORM_INVALID", BUSY),
         (BUSY, "PROVIDER_UNAVAILABLE", "PROVIDER_UNAVAILABLE"),
+        (BUSY, FULL, FULL),
+        (FULL, BUSY, FULL),
+        ("PROVIDER_ACCOUNT_EXHAUSTED", FULL, FULL),
         ("PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID", "PROVIDER_ACCOUNT_EXHAUSTED"),
     ],
 )
 def test_of_several_failures_the_one_stands_that_leaves_the_job_most_hope(
-    first: str | CallFailed, second: str | CallFailed, stands: str
+    monkeypatch: pytest.MonkeyPatch, first: str | CallFailed, second: str | CallFailed, stands: str
 ) -> None:
     """An empty account ended jobs for good that the next provider would have answered a minute later."""
-    log, breaker = list[str](), new_breaker()
+    monkeypatch.setattr("aijobs.ai.gateway.SLOT_WAIT_S", 0.0)
+    log, breaker, slots = list[str](), new_breaker(), MemoryCallSlots()
     providers = []
     for name, fault in (("one", first), ("two", second)):
-        providers.append(Scripted(name, log, [] if fault == BUSY else [fault]))
+        providers.append(Scripted(name, log, [] if fault in (BUSY, FULL) else [fault]))
         if fault == BUSY:
             breaker.failed(scope_of(name), exhausted=True)
+        if fault == FULL:
+            slots.take(name, 1, 60)
     with pytest.raises((JobError, ProvidersBusy)) as caught:
-        gateway_to(*providers, breaker=breaker).generate(request(), (ONE, TWO), HandToken(), Book(log))
-    assert (BUSY if isinstance(caught.value, ProvidersBusy) else getattr(caught.value, "code", None)) == stands
+        AiGateway(providers, {"one": 1, "two": 1}, breaker, slots).generate(
+            request(), (ONE, TWO), HandToken(), Book(log)
+        )
+    if isinstance(caught.value, ProvidersBusy):
+        assert (FULL if caught.value.crowded else BUSY) == stands
+    else:
+        assert getattr(caught.value, "code", None) == stands
 
 
 def test_a_provider_with_an_open_breaker_is_passed_over() -> None:
@@ -287,6 +298,24 @@ def test_a_slot_comes_back_whatever_the_call_came_to() -> None:
         with pytest.raises(fault):
             gateway.generate(request(), (ONE,), HandToken(), Book(log))
         assert slots.in_use("one", 1) == 0
+
+
+@pytest.mark.parametrize(("failures", "later_s", "crowded"), [(0, 0, True), (1, 0, True), (2, 31, False)])
+def test_full_slots_are_no_outage_unless_the_provider_is_not_known_to_be_well(
+    monkeypatch: pytest.MonkeyPatch, failures: int, later_s: int, crowded: bool
+) -> None:
+    """Calls on users' own keys fill the slots of a provider whose breaker for the platform's waits for its probe."""
+    monkeypatch.setattr("aijobs.ai.gateway.SLOT_WAIT_S", 0.0)
+    log, store, slots = list[str](), MemoryBreakerStore(), MemoryCallSlots()
+    breaker = CircuitBreaker(store, 2, 30.0, chance=lambda: 0.0)
+    for _ in range(failures):
+        breaker.failed(scope_of("one"))
+    store.advance(later_s)
+    assert slots.take("one", 1, 60) is not None
+    gateway = AiGateway([Scripted("one", log)], {"one": 1}, breaker, slots)
+    with pytest.raises(ProvidersBusy) as busy:
+        gateway.generate(request(), (ONE,), HandToken(), Book(log))
+    assert (busy.value.crowded, log) == (crowded, [])
 
 
 def test_a_provider_in_this_process_needs_neither_breaker_nor_slots() -> None:
