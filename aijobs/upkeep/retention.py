@@ -37,6 +37,8 @@ class Pruned:
 
     jobs: int = 0
     tombstones: int = 0
+    failed: int = 0
+    """Chains that could not be deleted; the next run tries again."""
 
 
 class Retention:
@@ -56,18 +58,23 @@ class Retention:
         self._keep_jobs, self._keep_tombstones = keep_jobs, keep_tombstones
 
     def run(self) -> Pruned:
-        """Delete all that is old enough."""
-        jobs, after = 0, ""
+        """Delete all that is old enough. A chain that can't be deleted keeps none behind it."""
+        jobs, failed, after = 0, 0, ""
         while chains := self._old_chains(after):
             after = chains[-1]
             for root_id in chains:
-                jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
+                try:
+                    jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
+                except Exception as error:
+                    # A plug-in's table, for one, may refer to a job of it.
+                    logger.error("retention.failed", rootId=root_id, error=type(error).__name__)
+                    failed += 1
         tombstones = 0
         while count := self._database.write(self._delete_tombstones):
             tombstones += count
         if jobs or tombstones:
-            logger.info("jobs.pruned", jobs=jobs, tombstones=tombstones)
-        return Pruned(jobs, tombstones)
+            logger.info("jobs.pruned", jobs=jobs, tombstones=tombstones, failed=failed)
+        return Pruned(jobs, tombstones, failed)
 
     def _old_chains(self, after: str) -> Sequence[str]:
         """Root ids of chains whose newest job ended long ago, in order, from behind `after`."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import Column, ForeignKey, MetaData, Table, insert
+from structlog.testing import capture_logs
 
+from aijobs.db import Key
 from aijobs.errors import ApiError
 from aijobs.monitor.check import Check
 from aijobs.upkeep.retention import Pruned, Retention
@@ -85,6 +90,44 @@ def test_small_batches_and_jobs_that_stay_hide_none_that_may_go(kit: Kit) -> Non
     young = kit.job_in("succeeded")[0]
     assert retention(kit, batch=2).run().jobs == len(old)
     assert job_ids(kit) == {*waiting, young}
+
+
+@contextmanager
+def plug_in_table(kit: Kit, *job_ids: str) -> Iterator[None]:
+    """A table of somebody else's that refers to these jobs, so that the database lets none of them go."""
+    metadata = MetaData()
+    jobs = Table("ai_jobs", metadata, Column("id", Key(36), primary_key=True))
+    table = Table("plug_in", metadata, Column("job_id", Key(36), ForeignKey(jobs.c.id)))
+    table.create(kit.database.engine)
+    with kit.database.transaction() as session:
+        session.execute(insert(table), [{"job_id": job_id} for job_id in job_ids])
+    try:
+        yield
+    finally:
+        table.drop(kit.database.engine)
+
+
+@pytest.mark.parametrize("held", [slice(0, 1), slice(1, 3), slice(0, 4), slice(4, 5), slice(0, 5)])
+def test_a_chain_that_can_not_be_deleted_keeps_none_behind_it(kit: Kit, held: slice) -> None:
+    """One row of a plug-in's table stopped retention for good; two pages of them must not hide a third."""
+    ids = sorted(kit.new_job(idempotency_key=f"k{number}").id for number in range(5))
+    for job_id in ids:
+        kit.jobs.cancel(job_id, "user:u")
+    stuck = ids[held]
+    kit.advance(181 * DAY)
+    with plug_in_table(kit, *stuck):
+        for gone in (len(ids) - len(stuck), 0):
+            with capture_logs() as lines:
+                assert retention(kit, batch=2).run() == Pruned(gone, 0, failed=len(stuck))
+            assert job_ids(kit) == set(stuck)
+            said = [line for line in lines if line["event"] == "retention.failed"]
+            assert [line["rootId"] for line in said] == stuck
+            assert {line["error"] for line in said} == {"IntegrityError"}
+        for job_id in stuck:
+            assert kit.types(job_id)[-1] == "cancelled", "what can't go as a whole stays as a whole"
+        assert {row["job_id"] for row in kit.rows("job_tombstones")} == set(ids) - set(stuck)
+    assert retention(kit, batch=2).run() == Pruned(len(stuck), 0)
+    assert job_ids(kit) == set()
 
 
 def test_a_retry_at_the_same_moment_leaves_either_the_whole_chain_or_nothing_of_it(live_kit: Kit) -> None:
