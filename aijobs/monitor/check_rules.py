@@ -166,11 +166,19 @@ def _lease_left_lying(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
-    """Waits for an attempt, and no event that could still be sent asks for one."""
-    alive = exists().where(
-        OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == ENQUEUE, OutboxEvent.status != DEAD
+    """Waits for an attempt, and no event that could still be sent asks for it.
+
+    There is one event for each attempt, and those of the attempts that were begun stay. So they are counted: the key of
+    the one that is wanted can't be made in SQL where it is a digest.
+    """
+    asked = (
+        select(func.count())
+        .select_from(OutboxEvent)
+        .where(OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == ENQUEUE, OutboxEvent.status != DEAD)
+        .correlate(AiJob)
+        .scalar_subquery()
     )
-    return _jobs(WAITS, ~alive)
+    return _jobs(WAITS, asked <= AiJob.attempt_no)
 
 
 def _cancel_overruled(clock: Clock, bounds: Bounds) -> Select[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, text, update
@@ -11,8 +12,10 @@ from sqlalchemy import delete, insert, text, update
 from aijobs.ai.models import AiUsageLog
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Bounds, Check
+from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.message import OutgoingMessage
+from aijobs.upkeep.dispatcher import OutboxDispatcher
 from tests.support.jobs import BEGIN, Kit
 
 AT_ONCE = Bounds(redrive=timedelta())
@@ -22,6 +25,10 @@ AT_ONCE = Bounds(redrive=timedelta())
 def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:
     report = Check(kit.database, kit.clock, kit.broker if ask_broker else None, AT_ONCE).run()
     return {finding.what: finding.job_ids for finding in report.findings}
+
+
+def dispatcher(kit: Kit) -> OutboxDispatcher:
+    return OutboxDispatcher(kit.database, kit.services.outbox_events, kit.lifecycle, kit.broker, "test/dispatcher")
 
 
 def run(kit: Kit, *statements: object) -> None:
@@ -261,6 +268,30 @@ def test_a_broken_promise_is_found_and_its_job_named(kit: Kit, what: str) -> Non
 def test_each_rule_is_shown_to_find_something_and_each_promise_has_a_rule() -> None:
     assert [rule.what for rule in RULES] == list(BREAKS)
     assert {rule.promise for rule in RULES} == set(PROMISES)
+
+
+@pytest.mark.parametrize(
+    "broken", [delete(OutboxEvent), update(OutboxEvent).values(status="dead")], ids=["gone", "dead"]
+)
+def test_a_job_that_nobody_asks_for_any_more_is_found_though_its_earlier_attempts_were_asked_for(
+    kit: Kit, broken: Any
+) -> None:
+    stranded, _ = kit.job_in("retrying")
+    well, _ = kit.job_in("retrying")
+    for job_id in (stranded, well):  # A third attempt is due, and two events went out.
+        kit.lifecycle.release(kit.lock(job_id))
+    assert found(kit) == {}
+    run(kit, broken.where(OutboxEvent.dedupe_key == enqueue_key(kit.job(stranded), 3)))
+    assert [event.status for event in kit.events(stranded)][:2] == ["published", "published"]
+    dispatcher(kit).cycle()
+    kit.advance(86_400)
+    assert found(kit, ask_broker=True) == {"waits, and nothing asks for its next attempt": (stranded,)}
+
+
+def test_a_job_whose_first_attempt_nobody_asks_for_is_found(kit: Kit) -> None:
+    job_id, _ = kit.job_in("queued")
+    run(kit, update(OutboxEvent).values(status="dead"))
+    assert found(kit) == {"waits, and nothing asks for its next attempt": (job_id,)}
 
 
 def test_a_message_that_the_broker_lost_is_missed_only_where_nobody_sends_it_again(kit: Kit) -> None:
