@@ -12,10 +12,12 @@ from sqlalchemy.orm import aliased
 
 from aijobs.ai.models import STARTED, AiUsageLog
 from aijobs.db import Clock
+from aijobs.definitions.registry import TIMEOUT_MS
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
 from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent
+from aijobs.settings import Settings
 
 PROMISES = {
     1: "a job and its enqueue event exist together or not at all",
@@ -31,20 +33,49 @@ PROMISES = {
 }
 
 
+SLACK = timedelta(minutes=1)
+"""For a pass that comes late, or has much to do."""
+SECOND_SLACK = timedelta(seconds=2)
+"""As much for the passes that come every few seconds."""
+BROKER_BACK = timedelta(seconds=15)
+"""The longest that a dispatcher leaves a broker alone which was away."""
+
+
 @dataclass(frozen=True)
 class Bounds:
-    """How long things may take before they count as broken."""
+    """How long things may take before they count as broken: what is here fits the usual settings."""
 
     lease_lost: timedelta = timedelta(minutes=3)
     """From `lock_until` until a reaper must have taken the lease."""
     undelivered: timedelta = timedelta(minutes=3)
-    """From an event's due time until it must have been sent; from a job's due time until its message is there."""
+    """From an event's due time or its claim until it must have been sent; from a job's due time until its message is
+    there."""
     redrive: timedelta = timedelta(seconds=12)
-    """From a message that is missed until it must be there again: above the re-drive's period."""
+    """From a message or an event that is missed until it must be there again: above the passes' periods."""
     cancel: timedelta = timedelta(minutes=3)
     """From a cancel request until the job must have ended."""
     open_call: timedelta = timedelta(minutes=15)
     """From a provider call's start until its row must be closed: above the longest attempt."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Bounds:
+        """The waits of the passes that each takes part in, one after the other; never less than the usual."""
+        wait, usual = settings.seconds, cls()
+        reaped = wait("lease_grace") + wait("reaper")
+        # The worker dies, or its code has to be left, at the last moment.
+        let_go = wait("watcher") + wait("stuck_attempt") + wait("lease") + reaped
+        # The first to send it dies, the next one's message is lost.
+        sent = wait("handover_delay") + wait("dispatcher") + wait("claim_ttl") + wait("claim_release")
+        sent_again = sent + wait("redrive_due") + wait("redrive")
+        missed = max(wait("redrive"), wait("dispatcher") + BROKER_BACK)
+        longest_attempt = timedelta(milliseconds=TIMEOUT_MS[1])
+        return cls(
+            lease_lost=max(usual.lease_lost, reaped + SLACK),
+            undelivered=max(usual.undelivered, sent_again + SLACK),
+            redrive=max(usual.redrive, missed + SECOND_SLACK),
+            cancel=max(usual.cancel, let_go + SLACK),
+            open_call=max(usual.open_call, longest_attempt + let_go + SLACK),
+        )
 
 
 @dataclass(frozen=True)

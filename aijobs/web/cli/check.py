@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import click
 
 from aijobs.monitor.check import PROMISES, Bounds, Check, Finding, Report
@@ -21,7 +19,7 @@ def check(show: int, as_json: bool) -> int:
     Only reads, at any time, also while traffic runs. The thing to do after an incident.
     """
     with open_services() as services:
-        bounds = Bounds(redrive=services.settings.seconds("redrive") + timedelta(seconds=2))
+        bounds = Bounds.from_settings(services.settings)
         report = Check(services.database, services.clock, services.broker, bounds).run(show)
     if as_json:
         write_json({**to_json(report), "isSound": report.is_sound})

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, text, update
 
 from aijobs.ai.models import AiUsageLog
+from aijobs.db import ManualClock
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.message import OutgoingMessage
+from aijobs.settings import Settings
 from aijobs.upkeep.dispatcher import OutboxDispatcher
-from tests.support.jobs import BEGIN, Kit
+from aijobs.upkeep.reaper import LockReaper
+from tests.support.databases import SqliteDatabases
+from tests.support.jobs import BEGIN, Kit, open_kit
+from tests.support.scratch import scratch_database
 
 AT_ONCE = Bounds(redrive=timedelta())
 """What is missing is looked for again without waiting."""
@@ -342,6 +349,53 @@ def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> N
     report = Check(kit.database, kit.clock, kit.broker).run()
     assert report.broker == "away"
     assert [finding.job_ids for finding in report.findings] == [(job_id,)]
+
+
+def test_a_lease_that_the_reaper_rightly_leaves_is_no_finding_however_long_the_grace_is(
+    sqlite: SqliteDatabases,
+) -> None:
+    with open_kit(scratch_database(sqlite), clock=ManualClock(BEGIN), lease_grace_s=600.0) as kit:
+        job_id, _ = kit.job_in("running")
+        bounds = Bounds.from_settings(kit.services.settings)
+        reaper, check = LockReaper(kit.database, kit.lifecycle), Check(kit.database, kit.clock, None, bounds)
+        kit.advance(60 + 200)
+        assert (reaper.reap(), check.run().findings) == (0, ())
+        kit.advance(600)
+        assert [finding.job_ids for finding in check.run().findings] == [(job_id,)]
+
+
+BOUNDS = [bound.name for bound in fields(Bounds)]
+SLOW = {
+    "lease_grace": {"lease_lost", "cancel", "open_call"},
+    "reaper": {"lease_lost", "cancel", "open_call"},
+    "lease": {"cancel", "open_call"},
+    "watcher": {"cancel", "open_call"},
+    "stuck_attempt": {"cancel", "open_call"},
+    "claim_ttl": {"undelivered"},
+    "claim_release": {"undelivered"},
+    "handover_delay": {"undelivered"},
+    "redrive_due": {"undelivered"},
+    "redrive": {"undelivered", "redrive"},
+    "dispatcher": {"undelivered", "redrive"},
+}
+"""Which bounds each setting stretches."""
+
+
+def settings(**values: float) -> Settings:
+    return Settings(instance_path=Path("/nonexistent"), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_is_slow_because_it_was_set_so_is_given_its_time(name: str) -> None:
+    usual, slow = Bounds.from_settings(settings()), Bounds.from_settings(settings(**{f"{name}_s": 3600.0}))
+    longer = {bound for bound in BOUNDS if getattr(slow, bound) > getattr(usual, bound)}
+    assert longer == SLOW[name]
+    assert all(getattr(slow, bound) > timedelta(hours=1) for bound in longer)
+
+
+def test_no_settings_make_the_check_less_patient_than_it_is_by_itself() -> None:
+    hasty = Bounds.from_settings(settings(**{f"{name}_s": 0.01 for name in SLOW}))
+    assert all(getattr(hasty, bound) >= getattr(Bounds(), bound) for bound in BOUNDS)
 
 
 def test_many_jobs_are_counted_and_the_first_few_named(kit: Kit) -> None:
