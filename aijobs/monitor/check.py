@@ -6,9 +6,9 @@ Runs on a live database at any time: a statement sees one instant, and what is a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
@@ -18,26 +18,35 @@ from aijobs.db import Clock, Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.lifecycle import DUE_AT
 from aijobs.jobs.models import AiJob
-from aijobs.monitor.check_rules import PAUSED, PROMISES, RULES, WAITS, Bounds, Rule
+from aijobs.monitor.check_rules import PAUSED, PROMISES, RULES, UNSENT, WAITS, Bounds, Rule
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import PUBLISHED, OutboxEvent
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
 
-__all__ = ["LOST_MESSAGE", "PROMISES", "RULES", "Bounds", "Check", "Finding", "Report", "Rule"]
+__all__ = ["LOST_MESSAGE", "PROMISES", "RULES", "UNSENT", "Bounds", "Check", "Finding", "Report", "Rule"]
 
 PAGE = 500
 MOST_ROWS, MOST_JOBS = 50_000, 10_001
 """How much of one rule's answer is read, and how many jobs of it are counted: that many say that it is bad enough."""
+MOST_LOOKS = 20
+"""How often is looked again at what gets less, before what is left counts as broken."""
 
 LOST_MESSAGE = "has long been due, and the broker does not hold its message"
+_LOOKED_FOR = (*((rule.promise, rule.what) for rule in RULES), (5, LOST_MESSAGE))
+
+T = TypeVar("T")
 
 
-class MissingMessages(Protocol):
-    """What the check asks of the broker."""
+class CheckedBroker(Protocol):
+    """What the check asks of the broker. `BrokerUnavailable` where it is away."""
+
+    def ping(self) -> None:
+        """Whether it answers."""
+        ...
 
     def find_missing(self, messages: Sequence[OutgoingMessage]) -> set[str]:
-        """The event ids of those messages that the broker does not hold. `BrokerUnavailable`."""
+        """The event ids of those messages that the broker does not hold."""
         ...
 
 
@@ -53,12 +62,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. `broker` says whether the broker could be asked."""
+    """What a check found. `broker` says whether the broker could be asked: asked, away, not asked."""
 
     findings: tuple[Finding, ...]
     rules: int
     jobs: int
     broker: str
+    left_out: tuple[str, ...]
+    """What was not looked for, as nothing can be said about it without the broker."""
     seconds: float
 
     @property
@@ -70,7 +81,7 @@ class Check:
     """Runs every rule."""
 
     def __init__(
-        self, database: Database, clock: Clock, broker: MissingMessages | None, bounds: Bounds | None = None
+        self, database: Database, clock: Clock, broker: CheckedBroker | None, bounds: Bounds | None = None
     ) -> None:
         """`broker` None: what the broker holds is not looked at."""
         self._database, self._clock, self._broker = database, clock, broker
@@ -78,48 +89,80 @@ class Check:
 
     def run(self, show: int = 20) -> Report:
         """Every broken promise, with up to `show` job ids each."""
-        findings, watch = [], Stopwatch()
+        watch = Stopwatch()
         with self._database.read() as session:
             jobs = session.execute(select(func.count()).select_from(AiJob)).scalar_one()
-        for rule in RULES:
-            if broken := self.find_broken(rule):
-                findings.append(Finding(rule.promise, rule.what, tuple(broken[:show]), len(broken)))
-        lost, broker = self._lost_messages()
-        if lost:
-            findings.append(Finding(5, LOST_MESSAGE, tuple(lost[:show]), len(lost)))
-        return Report(tuple(findings), len(RULES) + 1, jobs, broker, watch.seconds)
+        broken = {rule.what: self.find_broken(rule) for rule in RULES if rule is not UNSENT}
+        undelivered, broker = self._undelivered()
+        broken |= undelivered
+        findings = tuple(
+            Finding(promise, what, tuple(job_ids[:show]), len(job_ids))
+            for promise, what in _LOOKED_FOR
+            if (job_ids := broken.get(what))
+        )
+        left_out = tuple(what for _, what in _LOOKED_FOR if what not in broken)
+        return Report(findings, len(broken), jobs, broker, left_out, watch.seconds)
 
     def find_broken(self, rule: Rule) -> list[str]:
         """The ids of the jobs that break `rule`, each once, up to `MOST_JOBS`."""
+        return self._ids(self.query(rule))
+
+    def _ids(self, query: Select[str]) -> list[str]:
         with self._database.read() as session:
-            found = session.execute(self.query(rule)).scalars()
-            return list(dict.fromkeys(found))[:MOST_JOBS]
+            return list(dict.fromkeys(session.execute(query).scalars()))[:MOST_JOBS]
 
     def query(self, rule: Rule) -> Select[str]:
         """The statement of `rule`."""
         return rule.broken(self._clock, self._bounds).limit(MOST_ROWS)
 
-    def _lost_messages(self) -> tuple[list[str], str]:
-        """Jobs long due whose event went out and whose message is nowhere, though the re-drive had its time.
+    def _undelivered(self) -> tuple[dict[str, list[str]], str]:
+        """What is on no way to a worker though it long should be, by what is wrong; and whether the broker was asked.
 
-        A message may be popped while it is looked for, and one that was lost a moment ago is not yet missed by the
-        re-drive: what is missing is looked for again, and only what stays so counts.
+        A broker that is away is nobody's failure, and events wait for it: nothing is said about them then. It is asked
+        again after the look, as an outage may have begun meanwhile.
         """
         if self._broker is None:
-            return [], "not asked"
+            return {UNSENT.what: sorted(self._stays(self._unsent))}, "not asked"
         try:
-            missing = self._missing(None)
-            if missing:
-                time.sleep(self._bounds.redrive.total_seconds())
-                missing &= self._missing({job_id for job_id, _ in missing})
+            self._broker.ping()
+            unsent = self._stays(self._unsent)
+            self._broker.ping()
+            lost = self._stays(self._missing)
         except BrokerUnavailable:
-            return [], "away"
-        return sorted(job_id for job_id, _ in missing), "asked"
+            return {}, "away"
+        return {UNSENT.what: sorted(unsent), LOST_MESSAGE: sorted(job_id for job_id, _ in lost)}, "asked"
 
-    def _missing(self, among: set[str] | None) -> set[tuple[str, int]]:
-        """(job id, attempt) of overdue jobs whose message the broker doesn't hold; of all, or of those `among`."""
+    def _stays(self, look: Callable[[set[T] | None], set[T]]) -> set[T]:
+        """What `look` finds, and again among that, until nobody works it off any more.
+
+        A message may be popped while it is looked for, and one that was lost a moment ago is not yet missed by the
+        re-drive; a queue that was just resumed has events that are long due, and so has a broker that just came back.
+        Somebody is at work where the next look finds less, and only what stays counts.
+        """
+        found = look(None)
+        for _ in range(MOST_LOOKS):
+            if not found:
+                break
+            time.sleep(self._bounds.redrive.total_seconds())
+            left = found & look(found)
+            if left == found:
+                break
+            found = left
+        return found
+
+    def _unsent(self, among: set[str] | None) -> set[str]:
+        """Jobs whose event long waits to be sent; of all, or of those `among`."""
+        query = self.query(UNSENT)
+        if among is None:
+            # As a dispatcher takes them: where there are more than are read, those are next that are looked at again.
+            return set(self._ids(query.order_by(OutboxEvent.available_at, OutboxEvent.id)))
+        return {job_id for ids in _pages(among) for job_id in self._ids(query.where(OutboxEvent.aggregate_id.in_(ids)))}
+
+    def _missing(self, among: set[tuple[str, int]] | None) -> set[tuple[str, int]]:
+        """(job id, attempt) of jobs long due whose event went out and whose message is nowhere; of all, or of those
+        `among`."""
         missing: set[tuple[str, int]] = set()
-        for jobs in self._overdue(among):
+        for jobs in self._overdue(None if among is None else {job_id for job_id, _ in among}):
             by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
             with self._database.read() as session:
                 events = self._sent_long_ago(session, list(by_key))
@@ -134,7 +177,10 @@ class Check:
     def _overdue(self, among: set[str] | None) -> Iterator[Sequence[AiJob]]:
         query = select(AiJob).where(WAITS, ~PAUSED, DUE_AT <= self._clock.now(-self._bounds.undelivered))
         if among is not None:
-            query = query.where(AiJob.id.in_(among))
+            for ids in _pages(among):
+                with self._database.read() as session:
+                    yield session.execute(query.where(AiJob.id.in_(ids))).scalars().all()
+            return
         after = ""
         while True:
             with self._database.read() as session:
@@ -154,3 +200,9 @@ class Check:
                 )
             ).scalars()
         )
+
+
+def _pages(ids: set[str]) -> Iterator[list[str]]:
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), PAGE):
+        yield ordered[start : start + PAGE]

@@ -38,7 +38,7 @@ def _print(terminal: Terminal, report: Report) -> None:
             terminal.say(f"  … and {finding.count - len(finding.job_ids)} more (--show)")
     looked = f"{report.jobs} jobs, {report.rules} rules, {report.seconds:.1f} s"
     if report.broker == "away":
-        looked += "; the broker doesn't answer, so lost messages were not looked for"
+        looked += "; the broker doesn't answer, so events that wait for it and lost messages were not looked for"
     terminal.say(f"All promises hold ({looked})." if report.is_sound else f"Broken ({looked}).")
 
 

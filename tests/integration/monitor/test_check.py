@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +13,8 @@ from sqlalchemy import delete, insert, text, update
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.db import ManualClock
-from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
-from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES, Bounds, Check
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause
+from aijobs.monitor.check import LOST_MESSAGE, MOST_LOOKS, PROMISES, RULES, UNSENT, Bounds, Check, Report
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.message import OutgoingMessage
@@ -29,9 +29,24 @@ AT_ONCE = Bounds(redrive=timedelta())
 """What is missing is looked for again without waiting."""
 
 
+def check(kit: Kit, *, ask_broker: bool = True) -> Report:
+    return Check(kit.database, kit.clock, kit.broker if ask_broker else None, AT_ONCE).run()
+
+
 def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:
-    report = Check(kit.database, kit.clock, kit.broker if ask_broker else None, AT_ONCE).run()
-    return {finding.what: finding.job_ids for finding in report.findings}
+    return {finding.what: finding.job_ids for finding in check(kit, ask_broker=ask_broker).findings}
+
+
+def between_looks(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> list[float]:
+    """Have `do` done in place of each wait for another look; how long the waits would be."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        do()
+
+    monkeypatch.setattr("aijobs.monitor.check.time.sleep", wait)
+    return waits
 
 
 def dispatcher(kit: Kit) -> OutboxDispatcher:
@@ -138,6 +153,14 @@ def _artifact_too_many(kit: Kit) -> str:
 
 def _never_sent(kit: Kit) -> str:
     job_id, _ = kit.job_in("queued")
+    kit.advance(600)
+    return job_id
+
+
+def _claim_left_lying(kit: Kit) -> str:
+    job_id, _ = kit.job_in("queued")
+    claimed = {"status": "processing", "locked_by": "dead", "locked_at": BEGIN, "attempt_count": 1}
+    run(kit, update(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).values(**claimed))
     kit.advance(600)
     return job_id
 
@@ -250,6 +273,7 @@ BREAKS = {
     "was written to by another than the holder of the attempt": _zombie_wrote,
     "has another number of artifacts than its projection made": _artifact_too_many,
     "has an event that should have been sent long ago": _never_sent,
+    "has an event that a dispatcher took long ago and left lying": _claim_left_lying,
     "has a lease that ran out long ago": _lease_left_lying,
     "waits, and nothing asks for its next attempt": _nobody_asks,
     "was asked to cancel and did not end so": _cancel_overruled,
@@ -344,11 +368,95 @@ def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> N
     job_id = _cancelled_unasked(kit)
     kit.job_in("queued")
     run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
-    kit.advance(timedelta(minutes=10).total_seconds())
+    left = _claim_left_lying(kit)
     kit.broker.away = True
-    report = Check(kit.database, kit.clock, kit.broker).run()
+    report = check(kit)
     assert report.broker == "away"
-    assert [finding.job_ids for finding in report.findings] == [(job_id,)]
+    assert [finding.job_ids for finding in report.findings] == [(left,), (job_id,)]
+    assert report.left_out == (UNSENT.what, LOST_MESSAGE)
+    assert report.rules == len(RULES) - 1
+
+
+def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_not_to_be_looked_for(kit: Kit) -> None:
+    kit.broker.away = True
+    kit.new_job()
+    kit.advance(200)
+    dispatcher(kit).cycle()
+    report = check(kit)
+    assert (report.findings, report.broker) == ((), "away")
+    assert report.left_out == (UNSENT.what, LOST_MESSAGE)
+
+
+def test_events_that_waited_for_a_broker_that_has_just_come_back_are_no_finding(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.new_job()
+    kit.advance(200)
+    waits = between_looks(monkeypatch, dispatcher(kit).cycle)
+    report = check(kit)
+    assert (report.findings, report.broker, report.left_out) == ((), "asked", ())
+    assert len(waits) == 1
+
+
+def test_a_broker_that_goes_away_during_the_check_makes_no_finding_of_what_waits_for_it(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.new_job()
+    kit.advance(200)
+    between_looks(monkeypatch, lambda: setattr(kit.broker, "away", True))
+    report = check(kit)
+    assert (report.findings, report.broker) == ((), "away")
+
+
+def test_an_event_that_is_never_sent_is_found_while_the_broker_answers(kit: Kit) -> None:
+    job_id = _never_sent(kit)
+    report = check(kit)
+    assert [(finding.what, finding.job_ids) for finding in report.findings] == [(UNSENT.what, (job_id,))]
+    assert (report.broker, report.left_out, report.rules) == ("asked", (), len(RULES) + 1)
+
+
+def test_what_waited_in_a_queue_that_was_just_resumed_is_no_finding_while_it_is_worked_off(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [kit.new_job().id for _ in range(4)]
+    kit.pause()
+    kit.advance(3600)
+    assert found(kit, ask_broker=True) == {}
+    run(kit, delete(QueuePause))
+    stuck = ids[0]
+
+    def work_off_one() -> None:
+        held = {event.id: event for job_id in ids[1:] for event in kit.events(job_id) if event.status == "pending"}
+        run(kit, update(OutboxEvent).where(OutboxEvent.id.in_(sorted(held)[:1])).values(status="published"))
+        run(kit, update(OutboxEvent).values(last_sent_at=kit.clock.now()))
+
+    waits = between_looks(monkeypatch, work_off_one)
+    assert found(kit, ask_broker=True)[UNSENT.what] == (stuck,)
+    assert len(waits) == 4, "three that were worked off, and one more look that finds the same as before"
+
+
+def test_a_backlog_that_shrinks_too_slowly_to_see_its_end_is_not_watched_for_ever(
+    sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(1000, 0, -1))
+    check = Check(sqlite_kit.database, sqlite_kit.clock, None, AT_ONCE)
+    monkeypatch.setattr(check, "_unsent", lambda among: {str(n) for n in range(next(looks))})
+    assert check.run().findings[0].count == 1000 - MOST_LOOKS
+
+
+def test_more_than_fits_into_one_statement_is_looked_for_again_page_by_page(
+    sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [sqlite_kit.new_job().id for _ in range(7)]
+    sent = update(OutboxEvent).where(OutboxEvent.aggregate_id.in_(ids[:3])).values(status="published")
+    run(sqlite_kit, sent)
+    sqlite_kit.advance(600)
+    monkeypatch.setattr("aijobs.monitor.check.PAGE", 2)
+    sqlite_kit.broker.lose_all()
+    assert found(sqlite_kit, ask_broker=True) == {
+        UNSENT.what: tuple(sorted(ids[3:])),
+        LOST_MESSAGE: tuple(sorted(ids[:3])),
+    }
 
 
 def test_a_lease_that_the_reaper_rightly_leaves_is_no_finding_however_long_the_grace_is(

@@ -25,6 +25,7 @@ READS = {
     "was written to by another than the holder of the attempt": ("ai_job_events",),
     "has another number of artifacts than its projection made": ("ai_jobs",),
     "has an event that should have been sent long ago": (),
+    "has an event that a dispatcher took long ago and left lying": (),
     "has a lease that ran out long ago": (),
     "waits, and nothing asks for its next attempt": (),
     "was asked to cancel and did not end so": ("ai_jobs",),
