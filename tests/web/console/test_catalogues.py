@@ -61,6 +61,11 @@ def test_everything_that_code_stores_has_a_word() -> None:
     assert set(EVENT_TYPES) == set(EVENT_WORDS)
 
 
+def test_every_row_of_a_history_has_its_mark_on_the_timeline() -> None:
+    marks = set(re.findall(r'<symbol id="(\w+)"', (catalogues.CHECKOUT / "static/icons.svg").read_text("utf-8")))
+    assert set(EVENT_TYPES) <= marks
+
+
 def test_every_code_that_a_job_may_end_with_is_explained() -> None:
     ends = [code for code in CODES.values() if code.http == 500 or code.retried is not Retried.NEVER]
     assert ends
