@@ -377,7 +377,10 @@ def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> N
     assert report.rules == len(RULES) - 1
 
 
-def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_not_to_be_looked_for(kit: Kit) -> None:
+def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_not_to_be_looked_for(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = between_looks(monkeypatch, lambda: None)
     kit.broker.away = True
     kit.new_job()
     kit.advance(200)
@@ -385,6 +388,7 @@ def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_
     report = check(kit)
     assert (report.findings, report.broker) == ((), "away")
     assert report.left_out == (UNSENT.what, LOST_MESSAGE)
+    assert waits == [], "nobody is kept waiting for what can't be told"
 
 
 def test_events_that_waited_for_a_broker_that_has_just_come_back_are_no_finding(
