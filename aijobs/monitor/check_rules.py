@@ -304,7 +304,7 @@ def _history_begins_otherwise(clock: Clock, bounds: Bounds) -> Select[str]:
 def _history_disagrees(clock: Clock, bounds: Bounds) -> Select[str]:
     last = aliased(AiJobEvent)
     held_types = ("locked", "provider_called", "output_saved", "cancel_requested")
-    waiting_types = ("created", "retry_scheduled", "released", "lease_lost", "cancel_requested")
+    waiting_types = ("created", "retry_scheduled", "released", "postponed", "lease_lost", "cancel_requested")
     agrees = or_(
         and_(AiJob.lifecycle_status.in_(FINAL), last.type == AiJob.lifecycle_status),
         and_(AiJob.lifecycle_status == QUEUED, last.type.in_(("created", "cancel_requested"))),
