@@ -28,6 +28,7 @@ from sqlalchemy import (
     Interval,
     MetaData,
     String,
+    Table,
     Text,
     TypeDecorator,
     Update,
@@ -38,6 +39,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
 from sqlalchemy.dialects.mysql import LONGTEXT
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -230,9 +234,9 @@ _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
 """Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
 TRIES = 5
+"""How often a unit of work is tried, and a lost COMMIT looked for."""
 FIRST_PAUSE_S = 0.04
 """Before a unit of work is tried again; doubled each time, and shaken so that two that met do not meet again."""
-"""How often a unit of work is tried, and a lost COMMIT looked for."""
 
 
 class CommitUnknown(Exception):
@@ -334,6 +338,19 @@ def change_rows(session: Session, statement: Update | Delete) -> int:
     """
     result = session.execute(statement.execution_options(synchronize_session=False))
     return cast("CursorResult[Any]", result).rowcount
+
+
+def insert_if_absent(session: Session, model: type[Base], key: str, **values: Any) -> None:
+    """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
+    table, dialect = cast(Table, model.__table__), session.get_bind().dialect
+    if _is_mysql(dialect):
+        # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
+        mysql = mysql_insert(table).values(**values)
+        session.execute(mysql.on_duplicate_key_update({key: table.c[key]}))
+    elif dialect.name == "postgresql":
+        session.execute(postgresql_insert(table).values(**values).on_conflict_do_nothing(index_elements=[key]))
+    else:
+        session.execute(sqlite_insert(table).values(**values).on_conflict_do_nothing(index_elements=[key]))
 
 
 def savepoint(session: Session) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, Database, savepoint
+from aijobs.db import Clock, Database, insert_if_absent
 from aijobs.jobs.models import QuotaUsage
 
 
@@ -18,12 +15,9 @@ def ensure_user_row(database: Database, clock: Clock, user_id: str) -> None:
         if session.get(QuotaUsage, user_id) is not None:
             return
 
-    def add(session: Session) -> None:
-        # Where another request was first the row is there, which is all that is needed.
-        with suppress(IntegrityError), savepoint(session):
-            session.add(QuotaUsage(user_id=user_id, created_at=clock.now()))
-
-    database.write(add)
+    database.write(
+        lambda session: insert_if_absent(session, QuotaUsage, "user_id", user_id=user_id, created_at=clock.now())
+    )
 
 
 def lock_user_row(session: Session, user_id: str) -> None:

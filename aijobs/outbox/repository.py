@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, change_rows, savepoint
+from aijobs.db import Clock, change_rows, insert_if_absent
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
@@ -56,7 +55,8 @@ class OutboxRepository:
         queue_name: str | None = None,
     ) -> OutboxEvent:
         """Add an event; one whose dedupe key is there already is returned instead, and the transaction goes on."""
-        event = self._new(
+        self._insert(
+            session,
             event_type,
             aggregate_id,
             dedupe_key,
@@ -65,12 +65,7 @@ class OutboxRepository:
             status=PENDING,
             available_at=self._clock.now() if available_at is None else available_at,
         )
-        try:
-            with savepoint(session):
-                session.add(event)
-        except IntegrityError:
-            return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
-        return event
+        return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
 
     def add_enqueue(
         self, session: Session, job: AiJob, available_at: datetime | ColumnElement[datetime] | None = None
@@ -92,19 +87,25 @@ class OutboxRepository:
         )
 
     def add_end(self, session: Session, job: AiJob) -> None:
-        """Tell that the job ended; born published, as nobody subscribes yet. Written by the session's next flush.
-
-        There is no other: whoever calls has just moved the job into its final state, which happens once.
-        """
+        """Tell that the job ended; born published, as nobody subscribes yet."""
         event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
         key = end_key(event_type, job.id)
-        session.add(self._new(event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now))
+        self._insert(session, event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
 
-    def _new(
-        self, event_type: str, aggregate_id: str, dedupe_key: str, payload: Mapping[str, Any], **values: Any
-    ) -> OutboxEvent:
-        return OutboxEvent(
+    def _insert(
+        self,
+        session: Session,
+        event_type: str,
+        aggregate_id: str,
+        dedupe_key: str,
+        payload: Mapping[str, Any],
+        **values: Any,
+    ) -> None:
+        insert_if_absent(
+            session,
+            OutboxEvent,
+            "dedupe_key",
             event_type=event_type,
             aggregate_type=AGGREGATE,
             aggregate_id=aggregate_id,

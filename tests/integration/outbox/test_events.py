@@ -13,6 +13,7 @@ from sqlalchemy import insert, text
 from aijobs.db import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
+from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race
@@ -89,6 +90,14 @@ def test_end_events_are_written_once_and_born_published(kit: Kit) -> None:
         (end,) = kit.events(job_id, f"ai.job.{kind}")
         assert (end.status, end.dedupe_key) == ("published", f"ai.job.{kind}:{job_id}")
         assert end.published_at is not None
+
+
+def test_an_end_that_was_told_before_strands_no_job(kit: Kit) -> None:
+    """As where an operator puts a failed job back to work by SQL: its end event is there already."""
+    job_id, _ = kit.job_in("failed")
+    kit.set(job_id, lifecycle_status="running", locked_by=None, finished_at=None, error_code=None)
+    assert kit.lifecycle.mark_failed(kit.lock(job_id), JobErrorInfo.of("INTERNAL_ERROR")).lifecycle_status == "failed"
+    assert len(kit.events(job_id, "ai.job.failed")) == 1
 
 
 def test_nothing_is_found_before_it_is_due(kit: Kit) -> None:
