@@ -130,7 +130,9 @@ class AiJobsConsumer(Consumer):
     def start(self) -> None:
         """Take signals first: one that comes while the crew starts must be as polite as a later one."""
         self._set_signal_handlers()
-        gc.freeze()  # What was loaded stays to the end: no collection need go through it again.
+        # What was loaded stays to the end: no later collection need go through it again.
+        gc.collect()
+        gc.freeze()
         self._crew.start()
         threading.Thread(target=self._catch_up, name="catch-up", daemon=True).start()
         super().start()

@@ -101,6 +101,24 @@ def test_the_databases_clock_tells_the_present_though_the_server_lives_elsewhere
     assert abs((later - now).total_seconds() - 90) < 5
 
 
+@pytest.mark.parametrize(
+    "offset",
+    [
+        timedelta(days=180, milliseconds=1),
+        timedelta(days=-180, milliseconds=-1),
+        timedelta(days=1, hours=3),
+        timedelta(milliseconds=1.499),
+        timedelta(),
+    ],
+    ids=str,
+)
+def test_the_databases_clock_is_moved_to_the_millisecond_however_far(database: Database, offset: timedelta) -> None:
+    clock = DatabaseClock()
+    with database.read() as session:
+        there, here = session.execute(select(clock.now(offset), clock.now())).one()
+    assert there - here == timedelta(milliseconds=round(offset.total_seconds() * 1000))
+
+
 def test_the_databases_clock_moves_on_within_a_transaction(database: Database) -> None:
     clock = DatabaseClock()
     with database.read() as session:

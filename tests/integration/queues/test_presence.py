@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId, new_id
 from aijobs.queues.connection import ACL_RULES, connect
-from aijobs.queues.presence import HEARTBEAT_PREFIX, TTL_S, Presence, PresenceReader, WorkerPresence
+from aijobs.queues.presence import GATHER_S, HEARTBEAT_PREFIX, TTL_S, Presence, PresenceReader, WorkerPresence
 from tests.support.polling import poll
 from tests.support.servers import ValkeyServer
 
@@ -39,6 +41,22 @@ def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
     assert 0 <= found.age_s < 5
     presence.leave()
     assert reader.read() == []
+
+
+def test_a_crowd_of_quick_jobs_costs_no_write_for_each(redis_url: str) -> None:
+    client, reader, last = connect(redis_url), PresenceReader(connect(redis_url)), new_id()
+    writes: list[float] = []
+    write = client.set
+    client.set = lambda *args, **kwargs: writes.append(time.monotonic()) or write(*args, **kwargs)  # type: ignore[method-assign,func-returns-value,return-value]
+    presence = Presence(client, InstanceId.current(), "ai-interactive")
+    presence.start()
+    for job_id in [*(new_id() for _ in range(200)), last]:
+        presence.started(job_id)
+        presence.finished(job_id)
+    presence.started(last)
+    poll(lambda: reader.read() and present(reader).active_job_ids == (last,), what="the last state is told")
+    presence.leave()
+    assert all(later - earlier >= GATHER_S for earlier, later in itertools.pairwise(writes)), writes
 
 
 def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, valkey: ValkeyServer) -> None:
