@@ -131,7 +131,8 @@ class FlowLock:
         self._owner: Any = None
         self._depth = 0
 
-    def acquire(self, blocking: bool = True) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """`timeout` is for threads: here whoever holds the lock goes on in the end, or its process dies."""
         me = getcurrent()
         while not self._is_free() and self._owner is not me:
             if not blocking:
