@@ -218,7 +218,8 @@ def _whole_journey(journey: Journey) -> dict[str, str]:
     outcome: list[str] = []
     worker = threading.Thread(target=lambda: outcome.append(journey.run_next("ai-interactive")))
     worker.start()
-    poll(lambda: jobs["running"] in journey.dump_redis(), what="the heartbeat names the job")
+    # Not its id alone, which the message has as well until it is popped.
+    poll(lambda: f'"activeJobIds": ["{jobs["running"]}"]' in journey.dump_redis(), what="the heartbeat names the job")
     assert journey.ask("POST", f"/api/ai/jobs/{jobs['running']}/cancel").json["phase"] in (
         "cancel_requested",
         "cancelled",
