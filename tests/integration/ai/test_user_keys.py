@@ -110,7 +110,9 @@ def test_the_last_use_is_written_once_an_hour(kit: Kit) -> None:
     assert use() == (1, first[1] + timedelta(hours=1))
 
 
-def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothing_else(kit: Kit) -> None:
+def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothing_else(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, credential_id = kit.services.credentials, store(kit)
     job = kit.new_job(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
     with kit.database.read() as session:
@@ -118,7 +120,7 @@ def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothin
     assert sealed is not None
     pool = kit.database.engine.pool
     assert isinstance(pool, QueuePool)
-    pool._timeout = 0.01
+    monkeypatch.setattr(pool, "_timeout", 0.01)
     with ExitStack() as held:
         with suppress(PoolTimeout):
             while True:

@@ -12,7 +12,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select, t
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from aijobs.db import Base, Database, DatabaseClock, Json, Key, LongText, ManualClock, UtcDateTime, read_clock
-from tests.support.databases import Databases
+from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.jobs import BEGIN, Kit, prepare_database
 
 TABLE = Table(
@@ -145,6 +145,7 @@ def test_a_frozen_clock_stands_until_it_is_moved(database: Database) -> None:
         assert read_clock(session, clock) == BEGIN + timedelta(milliseconds=1)
 
 
+@OTHERS_LATER
 def test_processes_in_other_time_zones_agree_on_a_lease(live_kit: Kit) -> None:
     """One process lives in Shanghai and its server too; the other in New York."""
     claim = live_kit.running()
