@@ -120,8 +120,8 @@ def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothin
     assert sealed is not None
     pool = kit.database.engine.pool
     assert isinstance(pool, QueuePool)
-    monkeypatch.setattr(pool, "_timeout", 0.01)
-    with ExitStack() as held:
+    with ExitStack() as held, monkeypatch.context() as impatient:
+        impatient.setattr(pool, "_timeout", 0.01)
         with suppress(PoolTimeout):
             while True:
                 held.enter_context(kit.database.engine.connect())
