@@ -230,17 +230,14 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
     }
     chosen = Settings(**values)
     broker = KitBroker(chosen.message_keys) if broker is None else broker
-    database = open_database(url)
-    services = build_services(chosen, database=database, clock=clock, broker=broker, **health())
-    for job_type, changes in (
-        (BACKGROUND_TYPE, {"queue": Queue("ai-background", 50)}),
-        (STUBBORN_TYPE, {"execution": replace(DEFINITION.execution, cancellable=False)}),
-    ):
-        services.registry.register(replace(DEFINITION, job_type=job_type, **changes))  # type: ignore[arg-type]
-    try:
+    with open_database(url) as database:
+        services = build_services(chosen, database=database, clock=clock, broker=broker, **health())
+        for job_type, changes in (
+            (BACKGROUND_TYPE, {"queue": Queue("ai-background", 50)}),
+            (STUBBORN_TYPE, {"execution": replace(DEFINITION.execution, cancellable=False)}),
+        ):
+            services.registry.register(replace(DEFINITION, job_type=job_type, **changes))  # type: ignore[arg-type]
         yield Kit(services, broker, services.clock, url)
-    finally:
-        database.dispose()
 
 
 def race(*works: Callable[[], Any], timeout: float = 60) -> list[Any]:

@@ -6,7 +6,8 @@ of its time on compiling the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
@@ -40,14 +41,17 @@ def scratch_database(server: Databases, fill: Callable[[Connection], None] | Non
     return found.url
 
 
-def open_database(url: str) -> Database:
+@contextmanager
+def open_database(url: str) -> Iterator[Database]:
     """The database at `url`. On a scratch database over the engine of all tests, in a view of this test's own: what it
     listens to goes with it. (Not so what belongs to the dialect or the pool: a test takes that away itself.)
     """
-    for scratch in _scratch.values():
-        if scratch.url == url:
-            return Database(scratch.engine.execution_options())
-    return Database(url, pool_size=POOL_SIZE)
+    shared = next((scratch.engine for scratch in _scratch.values() if scratch.url == url), None)
+    database = Database(url, pool_size=POOL_SIZE) if shared is None else Database(shared.execution_options())
+    try:
+        yield database
+    finally:
+        database.dispose()
 
 
 def _wipe(engine: Engine) -> bool:

@@ -47,9 +47,8 @@ class ScriptedBroker:
 
 @pytest.fixture
 def database(database_server: Databases) -> Iterator[Database]:
-    database = open_database(scratch_database(database_server))
-    yield database
-    database.dispose()
+    with open_database(scratch_database(database_server)) as database:
+        yield database
 
 
 @pytest.fixture
@@ -102,9 +101,8 @@ def monitor(database: Database, broker: ScriptedBroker, providers: ProviderReads
 
 @pytest.fixture
 def sqlite_database(sqlite: SqliteDatabases) -> Iterator[Database]:
-    database = open_database(scratch_database(sqlite))
-    yield database
-    database.dispose()
+    with open_database(scratch_database(sqlite)) as database:
+        yield database
 
 
 @pytest.fixture

@@ -43,10 +43,10 @@ def settings(sqlite: SqliteDatabases, redis_url: str, run: Run) -> Settings:
 
 @pytest.fixture
 def services(settings: Settings) -> Iterator[Services]:
-    services = build_services(settings, database=open_database(settings.database_url))
-    yield services
-    services.database.dispose()
-    services.broker.client.close()
+    with open_database(settings.database_url) as database:
+        services = build_services(settings, database=database)
+        yield services
+        services.broker.client.close()
 
 
 @pytest.fixture

@@ -30,9 +30,8 @@ def stage(
 ) -> Iterator[Stage]:
     """An application with its services, and a worker that runs jobs when told to."""
     settings = build_settings(scratch_database(sqlite, add_operators), redis_url, tmp_path)
-    services = build_services(settings, database=open_database(settings.database_url))
-    app = create_app(services=services)
-    app.testing = True
-    app.jinja_env.bytecode_cache = compiled_templates
-    yield Stage(services, app)
-    services.database.engine.dispose()
+    with open_database(settings.database_url) as database:
+        app = create_app(services=(services := build_services(settings, database=database)))
+        app.testing = True
+        app.jinja_env.bytecode_cache = compiled_templates
+        yield Stage(services, app)
