@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,12 +18,9 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
-from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.message import HandOver, OutgoingMessage
 
 logger = get_logger(__name__)
-
-HandOver = Callable[[OutgoingMessage], None]
-"""What the creating process does with its own event after the commit; it doesn't raise."""
 
 
 @dataclass(frozen=True)

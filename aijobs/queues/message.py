@@ -7,6 +7,7 @@ job it speaks of, so that a second send is no second message, and what was sent 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -38,6 +39,10 @@ class OutgoingMessage:
     message_version: int
     message_key_id: str
     message: JobMessage
+
+
+HandOver = Callable[[OutgoingMessage], None]
+"""What a process does with a message of its own after the commit; it doesn't raise."""
 
 
 def digest(dedupe_key: str) -> str:

@@ -22,7 +22,7 @@ from aijobs.logs import Outage, get_logger, job_fields, where
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
-from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.message import HandOver, OutgoingMessage
 
 logger = get_logger(__name__)
 
@@ -237,9 +237,6 @@ class Backoff:
     def reset(self) -> None:
         """Wait no more."""
         self._wait_s = self._until = 0.0
-
-
-HandOver = Callable[[OutgoingMessage], None]
 
 
 def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -32,7 +33,7 @@ def skip_or_fail(missing: ServerMissing) -> NoReturn:
     pytest.skip(str(missing))
 
 
-class Server:
+class Server(ABC):
     """A server on a port of 127.0.0.1, which it keeps over restarts.
 
     A subclass says how the program is called (`_command`), whether it answers (`_answers`), and which
@@ -111,11 +112,11 @@ class Server:
     def _launch(self) -> Program:
         return Program(self._run, self._command(), name=self.name)
 
-    def _command(self) -> Sequence[str | os.PathLike[str]]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> Sequence[str | os.PathLike[str]]: ...
 
-    def _answers(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _answers(self) -> bool: ...
 
 
 class ValkeyServer(Server):

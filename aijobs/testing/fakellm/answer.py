@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,14 +22,14 @@ Usage = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(ABC):
     """How one call is answered. `name` is what the log calls it."""
 
     name: str = "answer"
 
+    @abstractmethod
     def play(self, exchange: Exchange) -> None:
         """Answer the call."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

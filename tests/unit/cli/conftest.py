@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from aijobs.web import cli
+from aijobs.web.cli.opening import open_services
+from aijobs.wiring import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]
 
@@ -37,3 +39,10 @@ def aijobs(instance: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def upgraded(aijobs: Aijobs) -> Aijobs:
     assert aijobs("db", "upgrade")[0] == 0
     return aijobs
+
+
+@pytest.fixture
+def services(upgraded: Aijobs) -> Iterator[Services]:
+    """What the commands work with, on the same instance."""
+    with open_services() as opened:
+        yield opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -14,16 +14,9 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.monitor.check import LOST_MESSAGE, RULES, UNSENT
 from aijobs.outbox.models import OutboxEvent
-from aijobs.web.cli.opening import open_services
 from aijobs.wiring import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def services(upgraded: Aijobs) -> Iterator[Services]:
-    with open_services() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select, update
 
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
-from aijobs.web.cli.opening import open_services
 from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
 from tests.support.rows import add, build_call, build_job, ended
 
 Aijobs = Callable[..., tuple[int, str, str]]
 NO_JOB = "01990000-0000-7000-8000-000000000000"
-
-
-@pytest.fixture
-def services(upgraded: Aijobs) -> Iterator[Services]:
-    with open_services() as opened:
-        yield opened
 
 
 @pytest.fixture
