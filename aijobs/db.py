@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -32,6 +33,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     Update,
+    bindparam,
     create_engine,
     event,
     literal,
@@ -43,7 +45,7 @@ from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.sql.functions import FunctionElement
@@ -155,6 +157,9 @@ class _Offset(TypeDecorator[timedelta]):
         return milliseconds * 1000 if _is_mysql(dialect) else f"{milliseconds / 1000:+.3f} seconds"
 
 
+_OFFSET = _Offset()
+
+
 class _DatabaseNow(FunctionElement[datetime]):
     """The database's present instant, moved by `offset`. The offset is a parameter, so that one compiled statement
     serves them all: to compile it again for each would be the dearest part of a job.
@@ -164,7 +169,7 @@ class _DatabaseNow(FunctionElement[datetime]):
     inherit_cache = True
 
     def __init__(self, offset: timedelta) -> None:
-        super().__init__(literal(offset, _Offset()))
+        super().__init__(literal(offset, _OFFSET))
 
 
 @compiles(_DatabaseNow, "sqlite")
@@ -196,17 +201,22 @@ class DatabaseClock:
     """The database's own clock."""
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        return _DatabaseNow(offset)
+        return _database_now(offset)
+
+
+@lru_cache(maxsize=128)  # Most offsets are settings, and an element is dearer than a look at the cache.
+def _database_now(offset: timedelta) -> _DatabaseNow:
+    return _DatabaseNow(offset)
 
 
 class ManualClock:
-    """A clock that stands still until it is moved: for tests."""
+    """A clock that stands still until it is moved: for tests. As the database's, it is read when a statement runs."""
 
     def __init__(self, at: datetime) -> None:
         self.at = at
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        return literal(self.at + offset, UtcDateTime())
+        return bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
 
     def advance(self, by: timedelta) -> None:
         self.at += by
@@ -229,6 +239,10 @@ LOCK_WAIT_S = 10
 ANSWER_S = 30
 """How long a server that says nothing is believed to be there: one whose machine is gone, or stands still, closes no
 connection, and TCP alone gives up after a quarter of an hour. Beyond the wait for a row, which is no silence."""
+
+FRESH_S = 0.5
+"""So long after its last use a connection is believed to be there (HikariCP's window too)."""
+_LEFT_AT = "aijobs_left_at"
 
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
@@ -253,7 +267,7 @@ class Database:
     def __init__(self, source: str | Engine, *, pool_size: int = 10) -> None:
         """`source`: a URL, or an engine that `build_engine` made."""
         self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
-        self._read = sessionmaker(self.engine, expire_on_commit=False)
+        self._read = sessionmaker(_for_reading(self.engine), expire_on_commit=False)
         self._write = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
     @contextmanager
@@ -331,6 +345,14 @@ class Database:
         self.engine.dispose()
 
 
+def _for_reading(engine: Engine) -> Engine:
+    """The same engine for sessions that only read. PostgreSQL needs no transaction for that, which saves two round
+    trips: at READ COMMITTED each statement sees what is committed anyway."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine
+
+
 def change_rows(session: Session, statement: Update | Delete) -> int:
     """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
 
@@ -399,10 +421,34 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
         return engine
-    options |= {"pool_pre_ping": True, "pool_recycle": 1800}
+    options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
-    return create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=_mysql_arguments(patient))
+        options["connect_args"] = _postgresql_arguments(patient)
+    else:
+        options |= {"isolation_level": "READ COMMITTED", "connect_args": _mysql_arguments(patient)}
+    engine = create_engine(parsed, **options)
+    _ping_idle(engine)
+    return engine
+
+
+def _ping_idle(engine: Engine) -> None:
+    """Ask a server whether it knows a pooled connection before it is used, unless it answered just now: a unit of work
+    that meets one which was cut within that moment begins again.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def left(_connection: Any, record: Any) -> None:
+        record.info[_LEFT_AT] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def taken(connection: Any, record: Any, _proxy: Any) -> None:
+        left_at = record.info.get(_LEFT_AT)
+        if left_at is None or time.monotonic() - left_at < FRESH_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error  # It and those like it go, and the pool makes new ones.
 
 
 def _postgresql_arguments(patient: bool) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def fold(text: str, alike: Alike) -> str:
 
 
 def _without_marks(text: str) -> str:
+    if text.isascii():
+        return text.replace("'", "").replace("`", "")
     return "".join(
         c for c in text if c not in _APOSTROPHES and (c.isascii() or unicodedata.category(c) not in _DROPPED)
     )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Subquery, and_, func, select, union_all
+from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db import Clock
@@ -43,7 +43,7 @@ class FairShare:
 
         `job_types` are those that the asker can run: another's job of a type that he can't would help nobody.
         """
-        found = session.execute(_asked(job_id, may_run)).all()
+        found = session.execute(_SHARES.where(AiJob.id == job_id, may_run)).all()
         if not found:
             return  # It can't be taken at all, which the lock itself finds.
         asked, held = found[0], {row.holder: row.number for row in found if row.holder is not None}
@@ -104,21 +104,17 @@ _HELD = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970
 """Put so that the index of the leases serves it, which leads to held jobs alone."""
 
 
-def _asked(job_id: str, may_run: ColumnElement[bool]) -> Select[Any]:
-    """The job's user and queue beside each user who holds jobs of that queue, and how many; no row where it can't be
-    taken. All that are held are counted, as they are few; by queue and user it would be all that ever were.
-    """
-    held = (
-        select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
-        .where(_HELD)
-        .group_by(AiJob.queue_name, AiJob.user_id)
-        .subquery("held")
-    )
-    return (
-        select(AiJob.user_id, AiJob.queue_name, held.c.holder, held.c.number)
-        .outerjoin(held, held.c.queue_name == AiJob.queue_name)
-        .where(AiJob.id == job_id, may_run)
-    )
+_HOLDERS = (
+    select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
+    .where(_HELD)
+    .group_by(AiJob.queue_name, AiJob.user_id)
+    .subquery("held")
+)
+_SHARES = select(AiJob.user_id, AiJob.queue_name, _HOLDERS.c.holder, _HOLDERS.c.number).outerjoin(
+    _HOLDERS, _HOLDERS.c.queue_name == AiJob.queue_name
+)
+"""A job's user and queue beside each user who holds jobs of that queue, and how many. All that are held are counted, as
+they are few; by queue and user it would be all that ever were."""
 
 
 def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:

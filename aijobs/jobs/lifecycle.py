@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select, update
 from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.usage import mark_lost
@@ -35,7 +35,10 @@ ASKED, SAVED = 10, 90
 """The progress of an attempt whose request leaves for a provider, and of one whose answer is saved."""
 
 
-_FREE = {"locked_by": None, "locked_at": None, "lock_until": None}
+_TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
+"""A job that a worker may lock, once it is due."""
+_FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
+_FREE = {"locked_by": null(), "locked_at": null(), "lock_until": null()}
 
 
 def _raised(percent: int) -> ColumnElement[int]:
@@ -79,11 +82,9 @@ class LifecycleRepository:
         where its user has a share of the queue already, and another waits for work of `job_types` (of any).
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
-        paused = exists().where(QueuePause.queue_name == AiJob.queue_name)
-        now = self._clock.now()
+        may_run = and_(DUE_AT <= self._clock.now(), _TO_BE_RUN)
 
         def lock(session: Session) -> AiJob:
-            may_run = and_(WAITS, DUE_AT <= now, NOT_ASKED, ~paused)
             self._fair_share.check(session, job_id, may_run, job_types)
             if not self._changes.change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
@@ -105,7 +106,7 @@ class LifecycleRepository:
             "lock_until": self._clock.now(self._lease.length),
             "attempt_no": AiJob.attempt_no + 1,
             "next_attempt_at": None,
-            "progress": case((AiJob.output_hash.is_not(None), SAVED), else_=0),
+            "progress": _FIRST_PROGRESS,
             "started_at": func.coalesce(AiJob.started_at, now),
         }
 

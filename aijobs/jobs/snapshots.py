@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.redaction import VERSION, Redacted, redact
@@ -44,11 +44,14 @@ class SnapshotBuilder:
         )
 
 
+_WHOLE = (
+    select(AiJobSnapshot).where(AiJobSnapshot.job_id == bindparam("job_id")).options(undefer(AiJobSnapshot.content))
+)
+
+
 def read_snapshot(session: Session, job_id: str) -> AiJobSnapshot | None:
     """The snapshot of a job with its content, or None where it has expired."""
-    return session.execute(
-        select(AiJobSnapshot).where(AiJobSnapshot.job_id == job_id).options(undefer(AiJobSnapshot.content))
-    ).scalar()
+    return session.execute(_WHOLE, {"job_id": job_id}).scalar()
 
 
 def redacted_content(snapshot: AiJobSnapshot) -> Redacted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -270,6 +270,23 @@ def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit,
         with pytest.raises(DBAPIError):
             session.execute(text("SELECT 1"))
     assert kit.new_job().lifecycle_status == "queued"
+
+
+def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
+    kit: Kit, database_server: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database_server.kind == "sqlite":
+        pytest.skip("no server, no connection to kill")
+    monkeypatch.setattr("aijobs.db.FRESH_S", 0.0)  # Any rest in the pool is a long one.
+    number = text(_CONNECTION_NUMBER[database_server.kind])
+    with ExitStack() as stack:
+        readers = [stack.enter_context(kit.database.read()) for _ in range(3)]
+        dead = {reader.execute(number).scalar_one() for reader in readers}
+    for one in dead:
+        _kill(database_server, one)
+    for _ in dead:
+        with kit.database.read() as session:
+            assert session.execute(number).scalar_one() not in dead
 
 
 _CONNECTION_NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}
