@@ -1,4 +1,4 @@
-"""The database behind every store: engines, units of work, column types and the one clock that judges leases.
+"""The database behind every store: column types, readers, and units of work.
 
 SQLite, PostgreSQL and MariaDB are equals. A unit of work is a function that may run again: `Database.write` repeats
 it in a fresh session after a deadlock, a lock wait or a lost connection, and settles a COMMIT whose answer was lost
@@ -7,50 +7,36 @@ by reading.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     JSON,
-    BigInteger,
-    ColumnElement,
     CursorResult,
     DateTime,
     Delete,
     Dialect,
     Engine,
-    Interval,
     MetaData,
     String,
     Table,
     Text,
     TypeDecorator,
     Update,
-    bindparam,
-    create_engine,
-    event,
-    literal,
-    select,
 )
 from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
 from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, InvalidatePoolError
-from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
-from sqlalchemy.sql.functions import FunctionElement
 
-from aijobs.machine import create_private
+from aijobs.db_engine import WRITING, build_engine
 
 T = TypeVar("T")
 
@@ -79,7 +65,7 @@ class Base(DeclarativeBase):
     __table_args__: Any = TABLE_OPTIONS
 
 
-def _is_mysql(dialect: Dialect) -> bool:
+def is_mysql(dialect: Dialect) -> bool:
     return dialect.name in ("mysql", "mariadb")
 
 
@@ -92,7 +78,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def load_dialect_impl(self, dialect: Dialect) -> Any:
         if dialect.name == "postgresql":
             return dialect.type_descriptor(DateTime(timezone=True))
-        if _is_mysql(dialect):
+        if is_mysql(dialect):
             return dialect.type_descriptor(MYSQL_DATETIME(fsp=6))
         return dialect.type_descriptor(String(23))
 
@@ -105,7 +91,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if dialect.name == "postgresql":
             return at
         at = at.replace(tzinfo=None)
-        return at if _is_mysql(dialect) else at.isoformat(sep=" ", timespec="milliseconds")
+        return at if is_mysql(dialect) else at.isoformat(sep=" ", timespec="milliseconds")
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
@@ -124,7 +110,7 @@ class Key(TypeDecorator[str]):
         length = cast(String, self.impl_instance).length
         if dialect.name == "postgresql":
             return dialect.type_descriptor(String(length, collation="C"))
-        if _is_mysql(dialect):
+        if is_mysql(dialect):
             return dialect.type_descriptor(String(length, collation=MARIADB_COLLATION))
         return dialect.type_descriptor(String(length))
 
@@ -136,117 +122,8 @@ Json = JSON(none_as_null=True)
 """A JSON document as text; never PostgreSQL's jsonb, which reorders keys and drops duplicates."""
 
 
-# --- the one clock -------------------------------------------------------------------------------------------------
+# --- units of work --------------------------------------------------------------------------------------------------
 
-
-class _Offset(TypeDecorator[timedelta]):
-    """How far from now, in milliseconds, as each database adds it to an instant."""
-
-    impl = Interval
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> Any:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(Interval())
-        return dialect.type_descriptor(BigInteger() if _is_mysql(dialect) else String())
-
-    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> Any:
-        milliseconds = round((value or timedelta()).total_seconds() * 1000)
-        if dialect.name == "postgresql":
-            return timedelta(milliseconds=milliseconds)
-        return milliseconds * 1000 if _is_mysql(dialect) else f"{milliseconds / 1000:+.3f} seconds"
-
-
-_OFFSET = _Offset()
-
-
-class _DatabaseNow(FunctionElement[datetime]):
-    """The database's present instant, moved by `offset`. The offset is a parameter, so that one compiled statement
-    serves them all: to compile it again for each would be the dearest part of a job.
-    """
-
-    type = UtcDateTime()
-    inherit_cache = True
-
-    def __init__(self, offset: timedelta) -> None:
-        super().__init__(literal(offset, _OFFSET))
-
-
-@compiles(_DatabaseNow, "sqlite")
-def _sqlite_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {compiler.process(element.clauses, **kw)})"
-
-
-@compiles(_DatabaseNow, "postgresql")
-def _postgresql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    # Of the statement, as on the other two: one instant in all its places (a lease is 60 s, not 60 s and 1 µs), moving
-    # on within a transaction (unlike now()), and stable, so that an index serves a comparison with it.
-    return f"(statement_timestamp() + {compiler.process(element.clauses, **kw)})"
-
-
-@compiles(_DatabaseNow, "mysql", "mariadb")
-def _mysql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    return f"(UTC_TIMESTAMP(6) + INTERVAL {compiler.process(element.clauses, **kw)} MICROSECOND)"
-
-
-class Clock(Protocol):
-    """The port behind which leases, due times and claims are judged."""
-
-    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        """The present instant moved by `offset`, as an SQL expression."""
-        ...
-
-
-class DatabaseClock:
-    """The database's own clock."""
-
-    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        return _database_now(offset)
-
-
-@lru_cache(maxsize=128)  # Most offsets are settings, and an element is dearer than a look at the cache.
-def _database_now(offset: timedelta) -> _DatabaseNow:
-    return _DatabaseNow(offset)
-
-
-class ManualClock:
-    """A clock that stands still until it is moved: for tests. As the database's, it is read when a statement runs."""
-
-    def __init__(self, at: datetime) -> None:
-        self.at = at
-
-    def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        return bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
-
-    def advance(self, by: timedelta) -> None:
-        self.at += by
-
-
-def read_clock(session: Session, clock: Clock) -> datetime:
-    """The clock's present instant as a value, in the precision that this database stores."""
-    at: datetime = session.execute(select(clock.now())).scalar_one()
-    return at
-
-
-# --- engines and units of work -------------------------------------------------------------------------------------
-
-IDLE_TRANSACTION_S = 60
-"""A server ends a transaction whose client has been silent for so long, and frees its rows: a machine that vanished or
-stands still in the middle of one holds up nobody past a lease's end. Ours never wait for anything but the database."""
-
-LOCK_WAIT_S = 10
-"""How long a statement waits for a row that another transaction holds, before its unit of work begins again."""
-ANSWER_S = 30
-"""How long a server that says nothing is believed to be there: one whose machine is gone, or stands still, closes no
-connection, and TCP alone gives up after a quarter of an hour. Beyond the wait for a row, which is no silence."""
-
-FRESH_S = 0.5
-"""So long after its last use a connection is believed to be there (HikariCP's window too)."""
-_LEFT_AT = "aijobs_left_at"
-
-_WRITES = "aijobs_writes"
-WRITING = {_WRITES: True}
-"""Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
 TRIES = 5
 """How often a unit of work is tried, and a lost COMMIT looked for."""
 FIRST_PAUSE_S = 0.04
@@ -268,7 +145,7 @@ class Database:
         """`source`: a URL, or an engine that `build_engine` made."""
         self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
         self._read = sessionmaker(_for_reading(self.engine), expire_on_commit=False)
-        self._write = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
+        self._write = sessionmaker(self.engine.execution_options(**WRITING), expire_on_commit=False)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -365,7 +242,7 @@ def change_rows(session: Session, statement: Update | Delete) -> int:
 def insert_if_absent(session: Session, model: type[Base], key: str, **values: Any) -> None:
     """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
     table, dialect = cast(Table, model.__table__), session.get_bind().dialect
-    if _is_mysql(dialect):
+    if is_mysql(dialect):
         # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
         mysql = mysql_insert(table).values(**values)
         session.execute(mysql.on_duplicate_key_update({key: table.c[key]}))
@@ -402,103 +279,3 @@ def _worth_repeating(error: Exception) -> bool:
         return True
     arguments = getattr(original, "args", ()) or ("",)
     return arguments[0] in _MYSQL_REPEAT or "database is locked" in str(arguments[0])
-
-
-def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) -> Engine:
-    """An engine with our isolation, time zone, waits and JSON on any of the three databases.
-
-    `patient` is for changes of the schema, which may wait for one another and take their time.
-    """
-    parsed = make_url(url)
-    options: dict[str, Any] = {
-        "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
-        "hide_parameters": True,
-        "pool_size": pool_size,
-        "max_overflow": 10,
-        "pool_timeout": 10,
-    }
-    if parsed.get_backend_name() == "sqlite":
-        engine = create_engine(parsed, **options, connect_args={"timeout": 5})
-        _prepare_sqlite(engine)
-        return engine
-    options["pool_recycle"] = 1800
-    if parsed.get_backend_name() == "postgresql":
-        options["connect_args"] = _postgresql_arguments(patient)
-    else:
-        options |= {"isolation_level": "READ COMMITTED", "connect_args": _mysql_arguments(patient)}
-    engine = create_engine(parsed, **options)
-    _ping_idle(engine)
-    return engine
-
-
-def _ping_idle(engine: Engine) -> None:
-    """Ask a server whether it knows a pooled connection before it is used, unless it answered just now: a unit of work
-    that meets one which was cut within that moment begins again.
-    """
-
-    @event.listens_for(engine, "checkin")
-    def left(_connection: Any, record: Any) -> None:
-        record.info[_LEFT_AT] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def taken(connection: Any, record: Any, _proxy: Any) -> None:
-        left_at = record.info.get(_LEFT_AT)
-        if left_at is None or time.monotonic() - left_at < FRESH_S:
-            return
-        try:
-            engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError from error  # It and those like it go, and the pool makes new ones.
-
-
-def _postgresql_arguments(patient: bool) -> dict[str, Any]:
-    session = {"timezone": "UTC", "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s"}
-    if not patient:
-        session["lock_timeout"] = f"{LOCK_WAIT_S}s"
-    return {
-        "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
-        "connect_timeout": 5,
-        # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
-        # isn't acknowledged, or is asked for and doesn't come, ends the connection.
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": ANSWER_S * 1000,
-    }
-
-
-def _mysql_arguments(patient: bool) -> dict[str, Any]:
-    silence = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
-    return {
-        "charset": "utf8mb4",
-        # The part in the comment is for MariaDB alone: MySQL has no such variable.
-        "init_command": f"SET time_zone='+00:00', innodb_lock_wait_timeout={LOCK_WAIT_S}, sql_mode='STRICT_ALL_TABLES'"
-        f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
-        "connect_timeout": 5,
-        **silence,
-    }
-
-
-def _prepare_sqlite(engine: Engine) -> None:
-    """WAL and full sync; BEGIN IMMEDIATE for units of work, so that none fails at upgrading a read lock."""
-
-    @event.listens_for(engine, "do_connect")
-    def private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
-        # Learners' notes and operators' password hashes are in it: made here, so that nobody else may read it. SQLite
-        # gives its companions, -wal and -shm, the rights of the file itself. One that is there is not touched: to
-        # close any descriptor of it would drop the locks that this process's connections hold.
-        name = str(arguments[0]) if arguments else ""
-        if name and name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
-            with suppress(OSError):  # What can't be made is told by the connection itself.
-                create_private(Path(name), "")
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # The driver begins nothing by itself; `begun` below does.
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Any) -> None:
-        writes = connection.get_execution_options().get(_WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

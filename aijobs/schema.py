@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError
 
-from aijobs.db import build_engine
+from aijobs.db_engine import build_engine
 from aijobs.errors import SettingsError
 from aijobs.settings import resource
 

@@ -27,7 +27,8 @@ from aijobs.ai.router import ModelRouter
 from aijobs.ai.safety import ContentSafety
 from aijobs.ai.slots import CallSlots
 from aijobs.ai.usage import UsageLog
-from aijobs.db import Clock, Database, DatabaseClock
+from aijobs.db import Database
+from aijobs.db_clock import Clock, DatabaseClock
 from aijobs.definitions.definition import MAINTENANCE_QUEUE
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry

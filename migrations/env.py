@@ -19,7 +19,8 @@ import aijobs.jobs.models
 import aijobs.learning.models
 import aijobs.outbox.models
 import aijobs.web.models  # noqa: F401 - all of them, for the tables that they add to the metadata
-from aijobs.db import WRITING, Base, Json, Key, LongText, UtcDateTime, build_engine
+from aijobs.db import Base, Json, Key, LongText, UtcDateTime
+from aijobs.db_engine import WRITING, build_engine
 from aijobs.schema import one_upgrade_at_a_time
 from aijobs.settings import Settings
 
@@ -68,7 +69,7 @@ def _run_online() -> None:
             target_metadata=Base.metadata,
             render_item=render_item,
             compare_type=True,
-            # SQLite can't alter a column in place, and it can undo DDL once BEGIN is ours (it is, see aijobs.db).
+            # SQLite can't alter a column in place, and it can undo DDL once BEGIN is ours (it is, see aijobs.db_engine).
             render_as_batch=connection.dialect.name == "sqlite",
             transactional_ddl=connection.dialect.name in ("sqlite", "postgresql"),
         )

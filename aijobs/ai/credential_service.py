@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from aijobs.ai.credential_store import Credential, CredentialStore, KeyedJob
 from aijobs.ai.credentials import Place, SealedKey
 from aijobs.canonical import identifier_fault
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from aijobs.ai.grounding import FoldedText, fold, fold_segments, occurs, script_of
 from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
 from aijobs.ai.notes import NotesInput
-from aijobs.db import DatabaseClock
+from aijobs.db_clock import DatabaseClock
 from aijobs.definitions import definition as d
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
 from aijobs.jobs.snapshots import read_snapshot

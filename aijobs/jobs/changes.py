@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, or_, update
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, change_rows
+from aijobs.db import change_rows
+from aijobs.db_clock import Clock
 from aijobs.errors import (
     CancelRequested,
     IllegalTransition,

@@ -10,7 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aijobs.ai.redaction import Redacted
-from aijobs.db import Clock, read_clock, savepoint
+from aijobs.db import savepoint
+from aijobs.db_clock import Clock, read_clock
 from aijobs.definitions.definition import JobDefinition
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.limits import UserLimits

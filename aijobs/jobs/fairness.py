@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock
+from aijobs.db_clock import Clock
 from aijobs.errors import NotYourTurn
 from aijobs.jobs.changes import DUE_AT, NOT_ASKED
 from aijobs.jobs.models import AiJob

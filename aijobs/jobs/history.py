@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock
+from aijobs.db_clock import Clock
 from aijobs.jobs.models import AiJob, AiJobEvent
 
 WORKER = "worker"

@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import TRIES, Clock, Database, change_rows
+from aijobs.db import TRIES, Database, change_rows
+from aijobs.db_clock import Clock
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
 from aijobs.jobs.changes import DUE_AT, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, holds, saved

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.redaction import Redacted, redact
 from aijobs.canonical import find_faults
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError, InputInvalid

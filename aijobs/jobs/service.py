@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.ai.models import UserModelCredential
 from aijobs.ai.redaction import redact
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, Database, insert_if_absent
+from aijobs.db import Database, insert_if_absent
+from aijobs.db_clock import Clock
 from aijobs.jobs.models import QuotaUsage
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from aijobs.ai.breaker import BreakerState
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError
 from aijobs.monitor.filters import JobFilter

@@ -18,7 +18,8 @@ from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.slots import CallSlots
-from aijobs.db import Clock, Database, read_clock
+from aijobs.db import Database
+from aijobs.db_clock import Clock, read_clock
 from aijobs.errors import JobError
 from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, change_rows, insert_if_absent
+from aijobs.db import change_rows, insert_if_absent
+from aijobs.db_clock import Clock
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent

@@ -14,7 +14,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.models import AiUsageLog
-from aijobs.db import Clock, Database, change_rows, read_clock
+from aijobs.db import Database, change_rows
+from aijobs.db_clock import Clock, read_clock
 from aijobs.jobs.models import (
     AiJob,
     AiJobArtifact,

@@ -20,7 +20,8 @@ from typing import IO
 
 from sqlalchemy.orm import Session
 
-from aijobs.db import DatabaseClock, build_engine
+from aijobs.db_clock import DatabaseClock
+from aijobs.db_engine import build_engine
 from aijobs.errors import AijobsError, BrokerUnavailable
 from aijobs.queues.broker import RedisBroker
 from aijobs.queues.embedded import EmbeddedBroker

@@ -8,7 +8,8 @@ from datetime import timedelta
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from aijobs.db import Clock, Database
+from aijobs.db import Database
+from aijobs.db_clock import Clock
 from aijobs.errors import ApiError
 from aijobs.monitor.counts import capped_count
 from aijobs.web.audit import LOGIN

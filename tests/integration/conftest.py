@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aijobs.db import ManualClock
+from aijobs.db_clock import ManualClock
 from tests.support.databases import Databases, SqliteDatabases
 from tests.support.jobs import BEGIN, Kit, open_kit
 from tests.support.scratch import scratch_database

@@ -20,7 +20,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Engine, MetaData, Table, inspect, text
 
 import aijobs
-from aijobs.db import Base, Key, UtcDateTime, build_engine
+from aijobs.db import Base, Key, UtcDateTime
+from aijobs.db_engine import build_engine
 from aijobs.errors import SettingsError
 from aijobs.schema import HEAD, REVISIONS, check_schema, read_revision, upgrade
 from aijobs.settings import resource
@@ -267,7 +268,8 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
     code = (
         "import sys; from alembic import command; from alembic.config import Config\n"
         "from sqlalchemy import Column, Table\n"
-        "from aijobs.db import Base, Json, Key, LongText, UtcDateTime, build_engine\n"
+        "from aijobs.db import Base, Json, Key, LongText, UtcDateTime\n"
+        "from aijobs.db_engine import build_engine\n"
         "Table('extras', Base.metadata, Column('id', Key(36), primary_key=True),\n"
         "      Column('at', UtcDateTime()), Column('doc', Json), Column('body', LongText))\n"
         "config = Config(sys.argv[1] + '/alembic.ini')\n"

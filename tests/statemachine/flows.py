@@ -16,7 +16,7 @@ from unittest import mock
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from aijobs.db import ManualClock
+from aijobs.db_clock import ManualClock
 from aijobs.engine.run import Run
 
 COMMIT, SETTLE, PROVIDER, LOCK, EVENT, BEGINS = "commit", "settle", "provider", "lock", "event", "begins"

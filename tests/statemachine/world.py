@@ -25,7 +25,7 @@ from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
-from aijobs.db import ManualClock
+from aijobs.db_clock import ManualClock
 from aijobs.definitions.definition import QUEUES, Execution, Queue, RetryBackoff
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute

@@ -16,7 +16,8 @@ from typing import Any
 
 from sqlalchemy import Table, event, func, select, update
 
-from aijobs.db import Base, Clock, Database, ManualClock
+from aijobs.db import Base, Database
+from aijobs.db_clock import Clock, ManualClock
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo, LifecycleRepository, claim_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from aijobs.db import build_engine
+from aijobs.db_engine import build_engine
 from aijobs.schema import HEAD, upgrade
 from aijobs.web.cli.opening import json_option, load_settings, write_json
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aijobs.clock import iso, utc_now
-from aijobs.db import DatabaseClock
+from aijobs.db_clock import DatabaseClock
 from aijobs.web import operators
 from aijobs.web.audit import AuditTrail
 from aijobs.web.auth import hash_password, make_operator_token

@@ -12,7 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs import logs
-from aijobs.db import Database, DatabaseClock
+from aijobs.db import Database
+from aijobs.db_clock import DatabaseClock
 from aijobs.machine import write_private
 from aijobs.settings import Settings
 from aijobs.web.audit import AuditTrail

@@ -13,7 +13,8 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from aijobs import db
-from aijobs.db import Database, build_engine
+from aijobs.db import Database
+from aijobs.db_engine import build_engine
 from aijobs.jobs.models import AiJob
 from tests.support.databases import Databases
 from tests.support.jobs import Kit, open_kit, prepare_database

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
-from aijobs.db import Base, Database, DatabaseClock, Json, Key, LongText, ManualClock, UtcDateTime, read_clock
+from aijobs.db import Base, Database, Json, Key, LongText, UtcDateTime
+from aijobs.db_clock import DatabaseClock, ManualClock, read_clock
 from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.jobs import BEGIN, Kit, prepare_database
 

@@ -21,7 +21,7 @@ from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Moderator, Route
 from aijobs.ai.router import ModelRouter
 from aijobs.ai.usage import UsageLog
-from aijobs.db import ManualClock
+from aijobs.db_clock import ManualClock
 from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
 from aijobs.definitions.projector import ProjectionResult, ResultProjector
 from aijobs.engine.engine import ExecutionEngine

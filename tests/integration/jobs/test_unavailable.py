@@ -11,7 +11,7 @@ from sqlalchemy import update
 
 from aijobs.ai.breaker import scope_of
 from aijobs.ai.models import UserModelCredential
-from aijobs.db import ManualClock
+from aijobs.db_clock import ManualClock
 from aijobs.errors import ApiError
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob

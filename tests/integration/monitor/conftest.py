@@ -13,7 +13,8 @@ from aijobs.ai.breaker import CircuitBreaker
 from aijobs.ai.catalogue import Catalogue, ProviderConfig
 from aijobs.ai.provider import Route
 from aijobs.ai.router import ModelRouter
-from aijobs.db import Database, DatabaseClock
+from aijobs.db import Database
+from aijobs.db_clock import DatabaseClock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import BrokerUnavailable
 from aijobs.job_types import synthetic

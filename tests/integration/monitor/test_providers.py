@@ -15,7 +15,8 @@ from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.provider import Route
 from aijobs.ai.router import ModelRouter
 from aijobs.clock import utc_now
-from aijobs.db import Database, DatabaseClock
+from aijobs.db import Database
+from aijobs.db_clock import DatabaseClock
 from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation

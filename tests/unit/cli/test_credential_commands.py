@@ -11,7 +11,8 @@ from sqlalchemy import select, update
 
 from aijobs.ai.credential_service import CredentialService
 from aijobs.ai.models import UserModelCredential
-from aijobs.db import Database, DatabaseClock
+from aijobs.db import Database
+from aijobs.db_clock import DatabaseClock
 from aijobs.settings import Settings
 from aijobs.web.models import AuditLog
 from aijobs.wiring import build_credential_store

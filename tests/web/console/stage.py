@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from sqlalchemy import Connection, select, update
 
 from aijobs.clock import utc_now
-from aijobs.db import build_engine
+from aijobs.db_engine import build_engine
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.service import CreateJobInput

@@ -1,0 +1,133 @@
+"""Engines: our isolation, time zone, waits and JSON on any of the three databases."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import InvalidatePoolError
+
+from aijobs.machine import create_private
+
+IDLE_TRANSACTION_S = 60
+"""A server ends a transaction whose client has been silent for so long, and frees its rows: a machine that vanished or
+stands still in the middle of one holds up nobody past a lease's end. Ours never wait for anything but the database."""
+
+LOCK_WAIT_S = 10
+"""How long a statement waits for a row that another transaction holds, before its unit of work begins again."""
+ANSWER_S = 30
+"""How long a server that says nothing is believed to be there: one whose machine is gone, or stands still, closes no
+connection, and TCP alone gives up after a quarter of an hour. Beyond the wait for a row, which is no silence."""
+
+FRESH_S = 0.5
+"""So long after its last use a connection is believed to be there (HikariCP's window too)."""
+_LEFT_AT = "aijobs_left_at"
+
+_WRITES = "aijobs_writes"
+WRITING = {_WRITES: True}
+"""Execution options of a connection whose transactions write from their start (BEGIN IMMEDIATE on SQLite)."""
+
+
+def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) -> Engine:
+    """An engine with our isolation, time zone, waits and JSON on any of the three databases.
+
+    `patient` is for changes of the schema, which may wait for one another and take their time.
+    """
+    parsed = make_url(url)
+    options: dict[str, Any] = {
+        "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
+        "hide_parameters": True,
+        "pool_size": pool_size,
+        "max_overflow": 10,
+        "pool_timeout": 10,
+    }
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_engine(parsed, **options, connect_args={"timeout": 5})
+        _prepare_sqlite(engine)
+        return engine
+    options["pool_recycle"] = 1800
+    if parsed.get_backend_name() == "postgresql":
+        options["connect_args"] = _postgresql_arguments(patient)
+    else:
+        options |= {"isolation_level": "READ COMMITTED", "connect_args": _mysql_arguments(patient)}
+    engine = create_engine(parsed, **options)
+    _ping_idle(engine)
+    return engine
+
+
+def _ping_idle(engine: Engine) -> None:
+    """Ask a server whether it knows a pooled connection before it is used, unless it answered just now: a unit of work
+    that meets one which was cut within that moment begins again.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def left(_connection: Any, record: Any) -> None:
+        record.info[_LEFT_AT] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def taken(connection: Any, record: Any, _proxy: Any) -> None:
+        left_at = record.info.get(_LEFT_AT)
+        if left_at is None or time.monotonic() - left_at < FRESH_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error  # It and those like it go, and the pool makes new ones.
+
+
+def _postgresql_arguments(patient: bool) -> dict[str, Any]:
+    session = {"timezone": "UTC", "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s"}
+    if not patient:
+        session["lock_timeout"] = f"{LOCK_WAIT_S}s"
+    return {
+        "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
+        "connect_timeout": 5,
+        # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
+        # isn't acknowledged, or is asked for and doesn't come, ends the connection.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": ANSWER_S * 1000,
+    }
+
+
+def _mysql_arguments(patient: bool) -> dict[str, Any]:
+    silence = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+    return {
+        "charset": "utf8mb4",
+        # The part in the comment is for MariaDB alone: MySQL has no such variable.
+        "init_command": f"SET time_zone='+00:00', innodb_lock_wait_timeout={LOCK_WAIT_S}, sql_mode='STRICT_ALL_TABLES'"
+        f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
+        "connect_timeout": 5,
+        **silence,
+    }
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    """WAL and full sync; BEGIN IMMEDIATE for units of work, so that none fails at upgrading a read lock."""
+
+    @event.listens_for(engine, "do_connect")
+    def private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:
+        # Learners' notes and operators' password hashes are in it: made here, so that nobody else may read it. SQLite
+        # gives its companions, -wal and -shm, the rights of the file itself. One that is there is not touched: to
+        # close any descriptor of it would drop the locks that this process's connections hold.
+        name = str(arguments[0]) if arguments else ""
+        if name and name != ":memory:" and not name.startswith("file:") and not Path(name).exists():
+            with suppress(OSError):  # What can't be made is told by the connection itself.
+                create_private(Path(name), "")
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # The driver begins nothing by itself; `begun` below does.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Any) -> None:
+        writes = connection.get_execution_options().get(_WRITES)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
