@@ -25,7 +25,7 @@ ANSWER_S = 30
 connection, and TCP alone gives up after a quarter of an hour. Beyond the wait for a row, which is no silence."""
 
 FRESH_S = 0.5
-"""So long after its last use a connection is believed to be there (HikariCP's window too)."""
+"""So long after it came back to the pool a connection is believed to be there (HikariCP's window too)."""
 _LEFT_AT = "aijobs_left_at"
 
 _WRITES = "aijobs_writes"
@@ -61,8 +61,10 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
 
 
 def _ping_idle(engine: Engine) -> None:
-    """Ask a server whether it knows a pooled connection before it is used, unless it answered just now: a unit of work
-    that meets one which was cut within that moment begins again.
+    """Ask the server whether it knows a pooled connection before it is used, unless it came back just now.
+
+    One that was cut within that moment is found by its first statement: a unit of work begins again, a reader fails as
+    if it had been cut a moment later. All of the pool goes then, so that it is one a process.
     """
 
     @event.listens_for(engine, "checkin")
@@ -87,6 +89,8 @@ def _postgresql_arguments(patient: bool) -> dict[str, Any]:
     return {
         "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
         "connect_timeout": 5,
+        # A plan that outlives its transaction fails where a migration changes a column meanwhile.
+        "prepare_threshold": None,
         # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
         # isn't acknowledged, or is asked for and doesn't come, ends the connection.
         "keepalives_idle": 10,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 
-# Nothing of what is loaded now is garbage, and to look for it is a fifth of a worker's start.
+# Hardly anything of what is loaded now is garbage, and to look for it is a fifth of a worker's start.
 gc.disable()
 
 from collections.abc import Iterator

@@ -48,6 +48,7 @@ class SnapshotBuilder:
 _WHOLE = (
     select(AiJobSnapshot).where(AiJobSnapshot.job_id == bindparam("job_id")).options(undefer(AiJobSnapshot.content))
 )
+"""A job's snapshot with its content."""
 
 
 def read_snapshot(session: Session, job_id: str) -> AiJobSnapshot | None:

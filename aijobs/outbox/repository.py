@@ -26,6 +26,7 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 _UNSENT = select(OutboxEvent.id).where(
     OutboxEvent.dedupe_key == bindparam("key"), OutboxEvent.status.in_((PENDING, PROCESSING))
 )
+"""The event of a key, where nobody has marked it published yet."""
 
 
 def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
@@ -125,7 +126,7 @@ class OutboxRepository:
     def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> None:
         """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
 
-        Looked at first, as nearly always its dispatcher has done so, and an UPDATE is dearer.
+        Looked at first: where the job waited for more than a moment it is marked already, and an UPDATE is dearer.
         """
         key = enqueue_key(job, attempt)
         if session.execute(_UNSENT, {"key": key}).scalar() is None:
