@@ -27,13 +27,14 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     Update,
+    select,
 )
 from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
 from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 from aijobs.db_engine import WRITING, build_engine
@@ -189,6 +190,23 @@ class Database:
                     _pause(attempt)
         raise AssertionError("unreachable: the last try returns or raises")
 
+    def look(self, work: Callable[[Session], T]) -> T:
+        """What `work` reads in a session of its own; once more where the connection turned out to be cut."""
+        try:
+            return self._look(work)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            return self._look(work)
+
+    def answers(self) -> bool:
+        """Whether the database can be asked anything now."""
+        try:
+            self.look(lambda session: session.execute(select(1)))
+        except SQLAlchemyError:
+            return False
+        return True
+
     def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
         """What `settle` reads, once the database can be asked: as often as a write is tried."""
         for attempt in range(1, TRIES):
@@ -198,9 +216,9 @@ class Database:
                 _pause(attempt)
         return self._look(settle)
 
-    def _look(self, settle: Callable[[Session], T | None]) -> T | None:
+    def _look(self, work: Callable[[Session], T]) -> T:
         with self._read() as session:
-            return settle(session)
+            return work(session)
 
     def _once(self, work: Callable[[Session], T]) -> T:
         with self._write() as session:

@@ -106,7 +106,7 @@ def _mysql_arguments(patient: bool) -> dict[str, Any]:
         "charset": "utf8mb4",
         # The part in the comment is for MariaDB alone: MySQL has no such variable.
         "init_command": f"SET time_zone='+00:00', innodb_lock_wait_timeout={LOCK_WAIT_S}, sql_mode='STRICT_ALL_TABLES'"
-        f" /*M! , idle_write_transaction_timeout={IDLE_TRANSACTION_S} */",
+        f" /*M! , idle_transaction_timeout={IDLE_TRANSACTION_S} */",
         "connect_timeout": 5,
         **silence,
     }

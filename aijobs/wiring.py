@@ -70,6 +70,11 @@ from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
 from aijobs.upkeep.rotation import CredentialRotation
 
+POOL_SIZE = 10
+"""Connections that a process keeps; it may open ten more for a while."""
+HOUSEKEEPING = 5
+"""Of them, those for what isn't an attempt: watcher, catch-up, a lost COMMIT that is looked for."""
+
 
 @dataclass(frozen=True)
 class Services:
@@ -108,6 +113,7 @@ class Services:
 def build_services(
     settings: Settings,
     *,
+    workers: int = 1,
     database: Database | None = None,
     clock: Clock | None = None,
     broker: RedisBroker | None = None,
@@ -115,9 +121,10 @@ def build_services(
     call_slots: CallSlots | None = None,
 ) -> Services:
     """Everything but workers. Nothing is connected yet; a definition or a providers file that is wrong stops the start
-    with what is wrong in it.
+    with what is wrong in it. `workers` is how many jobs the process runs at once, which its connections are to suffice
+    for: beats mustn't wait behind them.
     """
-    database = database or Database(settings.database_url)
+    database = database or Database(settings.database_url, pool_size=max(POOL_SIZE, workers + HOUSEKEEPING))
     clock = clock or DatabaseClock()
     broker = broker or RedisBroker.from_settings(settings)
     presence = PresenceReader(broker.client)
@@ -367,15 +374,21 @@ def build_maintenance_crew(services: Services) -> Crew:
         batch=settings.dispatch_batch,
         claim_ttl=settings.seconds("claim_ttl"),
     )
+    reaper = LockReaper(s.database, s.lifecycle)
     passes = (
         Pass("dispatcher", settings.dispatcher_s, dispatcher.cycle),
         Pass("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
-        Pass("reaper", settings.reaper_s, LockReaper(s.database, s.lifecycle).reap),
+        Pass("reaper", settings.reaper_s, reaper.reap),
         Pass("redrive", settings.redrive_s, build_redrive(s).run),
         Pass("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
         Pass("retention", settings.cleanup_s, build_retention(s).run),
     )
-    return Crew(passes=passes, start=presence.start, drain=lambda grace_s: presence.leave())
+    return Crew(
+        passes=passes,
+        start=presence.start,
+        catch_up=(lambda: reaper.give_back_dead(instance),),
+        drain=lambda grace_s: presence.leave(),
+    )
 
 
 def build_presence(services: Services, instance: InstanceId, queue_name: str) -> Presence:

@@ -33,7 +33,7 @@ def _database_must_answer() -> Iterator[None]:
 
 def _build_jobs(queue: AiJobsHuey) -> Crew:
     with _database_must_answer():
-        return build_job_crew(build_services(queue.settings), queue.queue_name, queue.abandon)
+        return build_job_crew(build_services(queue.settings, workers=queue.workers), queue.queue_name, queue.abandon)
 
 
 def _build_passes(queue: AiJobsHuey) -> Crew:

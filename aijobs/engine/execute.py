@@ -5,10 +5,11 @@ No database session is open while a provider is called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from aijobs.ai.cost import CostCalculator
@@ -30,10 +31,13 @@ from aijobs.errors import ProvidersBusy
 from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
-from aijobs.logs import get_logger
+from aijobs.logs import Outage, get_logger
 from aijobs.validation import find_schema_faults, plain_location, plain_path
 
 logger = get_logger(__name__)
+
+SAVE_AGAIN_S = 0.5
+"""Between two tries to save an answer while the database is away."""
 
 
 class Execute:
@@ -53,6 +57,7 @@ class Execute:
         self._database, self._lifecycle, self._gateway, self._guard = database, lifecycle, gateway, guard
         self._books = CallBooks(database, lifecycle, usage, costs)
         self._moderation = Moderation(moderator, gateway, self._books)
+        self._outage = Outage(logger, "answer.database")
 
     def execute(self, run: Run, resolved: Resolved) -> None:
         """Leave the validated output on the job, or in `run.output` where no provider was paid for it.
@@ -112,9 +117,25 @@ class Execute:
             self._books.close(session, run)
             return job
 
-        self._database.write(save, settle=saved(run.claim, canonical_hash(output)))
+        ours = saved(run.claim, canonical_hash(output))
+        while not self._saved(save, ours):
+            run.token.sleep(SAVE_AGAIN_S)
         run.call = None
         logger.info("job.output_saved", **run.fields())
+
+    def _saved(self, save: Callable[[Session], AiJob], ours: Callable[[Session], AiJob | None]) -> bool:
+        """Whether the answer is saved; False where the database is away, and it may be there before the attempt's time
+        is up: the answer is paid for, and to drop it is to buy it again.
+        """
+        try:
+            self._database.write(save, settle=ours)
+        except SQLAlchemyError as error:
+            if self._database.answers():
+                raise
+            self._outage.failed(error)
+            return False
+        self._outage.worked()
+        return True
 
 
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

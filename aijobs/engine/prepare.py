@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db import Database
 from aijobs.db_clock import Clock
@@ -106,12 +105,7 @@ class Prepare:
 
     def database_answers(self) -> bool:
         """Whether the database can be asked anything now."""
-        try:
-            with self._database.read() as session:
-                session.execute(select(1))
-        except SQLAlchemyError:
-            return False
-        return True
+        return self._database.answers()
 
     def _leave_unknown(self, message: JobMessage) -> None:
         """Take no lock: the re-drive sends the message again, to a worker that may know the type."""

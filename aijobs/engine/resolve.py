@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.snapshots import read_snapshot
 from aijobs.logs import get_logger
 from aijobs.outbox.keys import enqueue_key
@@ -52,6 +53,16 @@ class Resolved:
     routes: tuple[Route, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What the database holds of an attempt's work; of one whose output is saved its event alone."""
+
+    event_id: str | None
+    credential: SealedKey | None = None
+    snapshot: AiJobSnapshot | None = None
+    retries: Counter[str] = field(default_factory=Counter)
+
+
 class Resolve:
     """Gathers what an attempt works on."""
 
@@ -68,19 +79,18 @@ class Resolve:
         `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG.
         """
         job, definition = run.job, run.definition
-        with self._database.read() as session:
-            run.outbox_id = self._find_event(session, run)
-            logger.info("job.locked", **run.fields())
-            if job.output_hash is not None:
-                return None
-            credential = self._credential(session, job)
-            snapshot = read_snapshot(session, job.id)
-            before = count_retries(session, job)
-        if credential is not None:
-            self._credentials.note_use(credential)
-        if snapshot is None:
+        known = self._database.look(lambda session: self._read(session, run))
+        run.outbox_id = known.event_id
+        logger.info("job.locked", **run.fields())
+        if job.output_hash is not None:
+            return None
+        if job.credential_mode != PLATFORM_KEY:
+            if known.credential is None:
+                raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
+            self._credentials.note_use(known.credential)
+        if known.snapshot is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
-        content: Mapping[str, Any] = snapshot.content
+        content: Mapping[str, Any] = known.snapshot.content
         if definition.prompt is None:
             return Resolved(content, None)
         schema = definition.output.schema.model_json_schema()
@@ -100,24 +110,20 @@ class Resolve:
             prompt=prompt,
             input=content,
             output_schema=schema,
-            max_output_tokens=_room(definition.max_output_tokens, before["VALIDATION_TRUNCATED"]),
-            constrained=before["PROVIDER_EMPTY_OUTPUT"] == 0,
-            credential=credential,
+            max_output_tokens=_room(definition.max_output_tokens, known.retries["VALIDATION_TRUNCATED"]),
+            constrained=known.retries["PROVIDER_EMPTY_OUTPUT"] == 0,
+            credential=known.credential,
         )
         return Resolved(content, request, routes)
 
-    @staticmethod
-    def _find_event(session: Session, run: Run) -> str | None:
-        key = enqueue_key(run.job, run.claim.attempt_no)
-        return session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
-
-    def _credential(self, session: Session, job: AiJob) -> SealedKey | None:
-        if job.credential_mode == PLATFORM_KEY:
-            return None
-        sealed = self._credentials.find_sealed(session, job)
-        if sealed is None:
-            raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
-        return sealed
+    def _read(self, session: Session, run: Run) -> _Known:
+        job = run.job
+        key = enqueue_key(job, run.claim.attempt_no)
+        event_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
+        if job.output_hash is not None:
+            return _Known(event_id)
+        sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
+        return _Known(event_id, sealed, read_snapshot(session, job.id), count_retries(session, job))
 
 
 def _room(tokens: int, truncations: int) -> int:

@@ -92,8 +92,7 @@ class Settle:
         """
         if busy.crowded:
             return self._lifecycle.release(run.claim, wait=busy.wait)
-        with self._database.read() as session:
-            waited = _waited_for_providers(session, self._clock, run.claim)
+        waited = self._database.look(lambda session: _waited_for_providers(session, self._clock, run.claim))
         if waited >= self._patience:
             error = JobError(PROVIDER_UNAVAILABLE, f"waited {waited} for a provider", retry_after=busy.wait)
             return self.settle(run, error, error)

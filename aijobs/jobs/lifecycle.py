@@ -279,12 +279,17 @@ class LifecycleRepository:
         """Take a lost worker's lease away, counted: the next attempt is asked for, or the job fails.
 
         `lock_until` is what was read, so that a beat in between wins (`LockLost`). The takeover waits for the
-        queue's backoff · 2^(lost_count − 1), or not at all with `at_once` (the worker is known to be gone).
+        queue's backoff · 2^(lost_count − 1), or not at all with `at_once` (the worker is known to be gone, and the
+        server may only learn of it). Else a row that another transaction has just now isn't waited for, but refused
+        (`JobLockConflict`): a holder who is late, or stands still in the middle, keeps no other job waiting.
         """
 
         note = Note("lease_lost", REAPER, WORKER_LOST)
+        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
 
         def take(session: Session) -> AiJob:
+            if not at_once and session.execute(at_hand).scalar() is None:
+                raise JobLockConflict(claim.job_id, "another transaction has its row")
             unchanged = AiJob.lock_until == lock_until
             lost = AiJob.lost_count + 1
             job = self._go_on_or_cancel(session, claim, note, unchanged, lost_count=lost, **_FREE)

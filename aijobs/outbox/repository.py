@@ -140,8 +140,9 @@ class OutboxRepository:
 
     # --- claiming ----------------------------------------------------------------------------------------------
 
-    def find_dispatchable(self, session: Session, limit: int, *, tried: bool) -> list[str]:
-        """Ids of due pending events, oldest first; `tried` ones have used up an attempt, the others none.
+    def find_dispatchable(self, session: Session, limit: int, *, tried: bool, skip: int = 0) -> list[str]:
+        """Ids of due pending events, oldest first, without the first `skip`; `tried` ones have used up an attempt, the
+        others none.
 
         Chosen by state alone and never by the last id seen, as transactions commit out of order. Enqueue events of
         a paused queue stay where they are.
@@ -157,6 +158,7 @@ class OutboxRepository:
             )
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
             .limit(limit)
+            .offset(skip)
         )
         return list(found.scalars())
 
@@ -168,9 +170,11 @@ class OutboxRepository:
         # Due still: another dispatcher may have failed at it meanwhile, and put it back for later.
         due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= self._clock.now())
         # Locked first, passing over what another dispatcher is just claiming: no waiting, no deadlock. SQLite has
-        # one writer and ignores it.
+        # one writer and ignores it. MariaDB, left alone, walks a small table by another index and locks all of it.
         free = session.execute(
             select(OutboxEvent.id)
+            .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mysql")
+            .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mariadb")
             .where(OutboxEvent.id.in_(event_ids), *due)
             .order_by(OutboxEvent.id)
             .with_for_update(skip_locked=True)

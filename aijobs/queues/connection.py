@@ -21,7 +21,7 @@ HINT_TIMEOUT_S = 0.2
 ACL_RULES = (
     "resetkeys ~huey.redis.aijobs_* ~worker:heartbeat:* ~job:cancel:* ~aijobs:* "
     "resetchannels -@all +bzpopmin +zadd +zmscore +zrem +zcard +zrange "
-    "+set +get +mget +del +pttl +scan +ping +select +time +watch +unwatch +multi +exec"
+    "+set +get +mget +del +pttl +scan +ping +info +select +time +watch +unwatch +multi +exec"
 )
 """What a Redis user of ours needs and all it needs: `ACL SETUSER aijobs on >PASSWORD` and these rules."""
 

@@ -55,10 +55,11 @@ def check_broker(settings: Settings) -> None:
     """`SettingsError` if the broker's address can't be read, or the broker is the embedded one and nobody
     listens: then nobody will. A broker that was configured may be away for a while, and is waited for."""
     client = connect(settings.broker_url())
-    if settings.redis_url:
-        return
     try:
-        client.ping()
+        if settings.redis_url:
+            _warn_of_eviction(client)
+        else:
+            client.ping()
     except redis.RedisError:
         raise SettingsError(
             f"nobody listens at the address in {settings.instance_path / 'broker.json'}: "
@@ -66,6 +67,16 @@ def check_broker(settings: Settings) -> None:
         ) from None
     finally:
         client.close()
+
+
+def _warn_of_eviction(client: redis.Redis) -> None:
+    """Say so where a full broker would drop queues. They come back from the database, but late and again and again."""
+    try:
+        policy = str(client.info("memory").get("maxmemory_policy", ""))
+    except redis.RedisError:
+        return  # Away, or a user that may not ask: nothing is known.
+    if policy.startswith("allkeys"):
+        logger.warning("broker.may_evict", policy=policy)
 
 
 def configure_logs(settings: Settings) -> None:

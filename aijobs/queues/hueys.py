@@ -89,6 +89,8 @@ class AiJobsHuey(PriorityRedisHuey):
     ) -> None:
         self.queue_name = queue_name
         self.job_task_name = ""
+        self.workers = 1
+        """How many messages this process works on at once: `-w`, known when its consumer is made."""
         self.crew: Crew | None = None
         self.outage = Outage(logger, "broker")
         self._build_crew, self._load_settings = build_crew, load_settings
@@ -198,6 +200,7 @@ class AiJobsHuey(PriorityRedisHuey):
             configure_logs(self.settings)
             fitted = fit_options(options, self.settings)
             check_broker(self.settings)
+            self.workers = fitted.get("workers", 1)
             crew = self.gather_crew()
         except AijobsError as error:
             sys.exit(f"aijobs: {error}")

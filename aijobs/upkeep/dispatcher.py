@@ -100,16 +100,24 @@ class OutboxDispatcher:
     # --- one batch ---------------------------------------------------------------------------------------------
 
     def _dispatch_batch(self, size: int, *, tried: bool) -> int:
+        """Claim and deliver the first due events that are to be had; how many.
+
+        Where another dispatcher is just claiming a page, it is passed over: one that stands still in the middle of its
+        claim holds up none of those behind.
+        """
         holder = f"{self._instance_id}/{secrets.token_hex(8)}"
-        with self._database.read() as session:
-            ids = self._outbox.find_dispatchable(session, size, tried=tried)
-        if not ids:
-            return 0
-        events = self._database.write(lambda s: self._outbox.claim(s, ids, holder))
+        passed = 0
+        while True:
+            with self._database.read() as session:
+                ids = self._outbox.find_dispatchable(session, size, tried=tried, skip=passed)
+            if not ids:
+                return 0
+            if events := self._database.write(partial(self._outbox.claim, event_ids=ids, holder=holder)):
+                break
+            passed += len(ids)
         with self._database.read() as session:
             jobs = self._outbox.jobs_of(session, events)
         self._deliver(events, jobs, holder)
-        # Where another dispatcher was faster nothing is claimed, and going on would only race it again.
         return len(events)
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:

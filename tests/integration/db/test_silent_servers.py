@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from aijobs import db
+from aijobs import db_engine
 from aijobs.db import Database
 from aijobs.db_engine import build_engine
 from aijobs.jobs.models import AiJob
@@ -27,7 +27,7 @@ SERVERS = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], 
 def test_a_row_that_another_holds_for_long_ends_the_wait_and_then_the_unit(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(db_engine, "LOCK_WAIT_S", 1)
     job_id = kit.new_job().id
     runs: list[int] = []
     impatient = Database(kit.url)
@@ -57,12 +57,12 @@ def test_a_postgres_whose_machine_vanished_is_given_up_by_the_kernel(postgres: A
             with socket.socket(fileno=socket.dup(driver.pgconn.socket)) as wire:
                 asked = [wire.getsockopt(socket.IPPROTO_TCP, option) for option in KEEPALIVE]
                 assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert connection.execute(text("SHOW lock_timeout")).scalar() == f"{db.LOCK_WAIT_S}s"
+            assert connection.execute(text("SHOW lock_timeout")).scalar() == f"{db_engine.LOCK_WAIT_S}s"
     finally:
         engine.dispose()
     idle, interval, count, unacknowledged = asked
-    assert idle + interval * count <= db.ANSWER_S
-    assert unacknowledged == db.ANSWER_S * 1000
+    assert idle + interval * count <= db_engine.ANSWER_S
+    assert unacknowledged == db_engine.ANSWER_S * 1000
 
 
 KEEPALIVE = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
@@ -71,7 +71,7 @@ KEEPALIVE = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, sock
 @pytest.mark.mariadb
 def test_a_mariadb_that_stands_still_is_given_up(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mariadb.ensure_running()
-    monkeypatch.setattr(db, "ANSWER_S", 1)
+    monkeypatch.setattr(db_engine, "ANSWER_S", 1)
     url = mariadb.create_database(prepare_database)
     outcome: list[BaseException | None] = []
     with open_kit(url) as kit:
@@ -101,8 +101,8 @@ def test_a_change_of_the_schema_may_wait_longer_than_a_unit_of_work(
     create_database: Callable[..., str], database_server: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two machines upgrade at once, and the first one's tables are large."""
-    monkeypatch.setattr(db, "LOCK_WAIT_S", 1)
-    monkeypatch.setattr(db, "ANSWER_S", 1)
+    monkeypatch.setattr(db_engine, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(db_engine, "ANSWER_S", 1)
     wait = {"postgresql": "SELECT pg_advisory_xact_lock(1)", "mariadb": "SELECT GET_LOCK('one', 60)"}
     url = create_database()
     first, second = (build_engine(url, patient=True) for _ in range(2))

@@ -154,7 +154,7 @@ def test_processes_in_other_time_zones_agree_on_a_lease(live_kit: Kit) -> None:
         "import sys\n"
         "from aijobs.db import Database\n"
         "from sqlalchemy import select\n"
-        "from aijobs.db import DatabaseClock\n"
+        "from aijobs.db_clock import DatabaseClock\n"
         "from aijobs.jobs.models import AiJob\n"
         "database = Database(sys.argv[1])\n"
         "with database.read() as s:\n"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text, update
+from sqlalchemy import Connection, event, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from aijobs.db import Database, change_rows, savepoint
@@ -21,6 +21,7 @@ from aijobs.upkeep.reaper import LockReaper
 from tests.support.databases import Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lost_commits import late_commit, lose_commits
+from tests.support.polling import poll
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
 
@@ -374,11 +375,20 @@ def test_mariadb_and_postgres_read_what_is_committed(kit: Kit, database_server: 
         assert session.execute(text(query)).scalar() == "read committed"
 
 
+def _by_writing(connection: Connection, job_id: str) -> None:
+    connection.execute(update(AiJob).where(AiJob.id == job_id).values(progress=50))
+
+
+def _by_reading(connection: Connection, job_id: str) -> None:
+    connection.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
+
+
+@pytest.mark.parametrize("hold", [_by_writing, _by_reading])
 @pytest.mark.parametrize(
     "server", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mariadb)]
 )
 def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_its_job(
-    server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    server: str, hold: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that lost its power tells its server nothing, and TCP alone notices after hours."""
     databases = request.getfixturevalue(server)
@@ -389,9 +399,11 @@ def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_it
         claim = kit.running()
         kit.advance(90)
         with silent.database.engine.connect() as connection:
-            connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
-            assert LockReaper(kit.database, kit.lifecycle).reap() == 1
+            hold(connection, claim.job_id)
+            reaper = LockReaper(kit.database, kit.lifecycle)
+            assert reaper.reap() == 0
+            poll(lambda: reaper.reap() == 1, what="the server ended the silent transaction")
             with pytest.raises(DBAPIError):
-                connection.execute(update(AiJob).where(AiJob.id == claim.job_id).values(progress=50))
+                hold(connection, claim.job_id)
         assert (kit.job(claim.job_id).lost_count, kit.job(claim.job_id).progress) == (1, 0)
     databases.drop_database(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -91,7 +92,8 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
                 raise outcomes[ends]
             return json.dumps(outcomes[ends])
 
-        job_id = stage.new_cards(stage.asking(answer, CARDS))
+        # An answer is kept until the attempt's time is up, for a database that comes back.
+        job_id = stage.new_cards(stage.asking(answer, CARDS, timeout_ms=1000 if lasting else 60_000))
         stage.provider.requests.clear()
         with at_work(stage, faults):
             stage.run(job_id)
@@ -110,6 +112,61 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
 
 
 @ANY_DATABASE
+def test_an_answer_is_not_bought_again_because_the_database_was_away_when_it_came(stage: Stage) -> None:
+    faults = Faults(1, lasting=True)
+    back = threading.Timer(1.2, lambda: setattr(faults, "armed", False))
+
+    def answer(request: Any, token: Any) -> str:
+        faults.armed = True
+        back.start()
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer))
+    with at_work(stage, faults):
+        stage.run(job_id)
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.attempt_no, job.retry_count) == ("succeeded", 1, 0)
+    assert len(stage.provider.requests) == 1
+    assert [call["state"] for call in stage.usage(job_id)] == ["done"]
+
+
+@ANY_DATABASE
+def test_an_answer_waits_for_an_absent_database_no_longer_than_its_attempt_has_time(stage: Stage) -> None:
+    faults = Faults(1, lasting=True)
+
+    def answer(request: Any, token: Any) -> str:
+        faults.armed = True
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer, CARDS, timeout_ms=1000))
+    with at_work(stage, faults):
+        stage.run(job_id)
+        poll(lambda: not stage.engine.active(), what="the code returned")
+    assert stage.kit.job(job_id).output_hash is None
+    assert helped_to_its_end(stage, job_id).lifecycle_status == "succeeded"
+
+
+@pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
+def test_a_connection_that_is_cut_under_the_look_for_the_input_costs_the_job_no_retry(stage: Stage) -> None:
+    cut: list[int] = []
+
+    def cutting(connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "FROM ai_job_snapshots" in statement and not cut:
+            cut.append(1)
+            connection.connection.driver_connection.close()
+
+    job_id = stage.new_cards(stage.asking(CARDS))
+    event.listen(stage.kit.database.engine, "before_cursor_execute", cutting)
+    try:
+        stage.run(job_id)
+    finally:
+        event.remove(stage.kit.database.engine, "before_cursor_execute", cutting)
+    job = stage.kit.job(job_id)
+    assert cut
+    assert (job.lifecycle_status, job.attempt_no, job.retry_count) == ("succeeded", 1, 0)
+
+
+@ANY_DATABASE
 def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: Stage) -> None:
     stage.engine.close()
     faults = Faults(2, lasting=True)
@@ -119,7 +176,7 @@ def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: St
         faults.armed = True
         return json.dumps(CARDS)
 
-    job_id = stage.new_cards(stage.asking(answer))
+    job_id = stage.new_cards(stage.asking(answer, timeout_ms=1000))
     with at_work(stage, faults):
         assert stage.run(job_id) == "lost"
         poll(lambda: not stage.engine.active(), what="the code returned")

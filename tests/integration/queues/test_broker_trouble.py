@@ -13,6 +13,7 @@ import redis
 from aijobs.errors import BrokerUnavailable, SettingsError
 from aijobs.queues.broker import CANCEL_TTL_S, RedisBroker, cancel_key, queue_key
 from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.queues.consumer import check_broker
 from aijobs.settings import Settings
 from tests.support.lines import captured_lines
 from tests.support.messages import KEYS, outgoing
@@ -226,3 +227,24 @@ def test_a_user_restricted_to_the_documented_rules_can_do_everything(
 def test_an_address_that_cannot_be_read_is_a_setting_that_is_wrong(url: str) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):
         connect(url)
+
+
+@pytest.mark.parametrize(
+    ("policy", "warned"), [("allkeys-lru", ["allkeys-lru"]), ("noeviction", []), ("volatile-ttl", [])]
+)
+def test_a_broker_that_would_drop_queues_when_it_is_full_is_told_of_once_at_a_start(
+    start_valkey: Callable[..., ValkeyServer], policy: str, warned: list[str]
+) -> None:
+    server = start_valkey(f"maxmemory-policy {policy}")
+    with captured_lines() as lines:
+        check_broker(Settings(redis_url=server.url, message_keys=KEYS))
+        assert [line["policy"] for line in lines() if line["event"] == "broker.may_evict"] == warned
+
+
+def test_a_broker_that_may_not_be_asked_for_its_policy_stops_no_start(
+    start_valkey: Callable[..., ValkeyServer],
+) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES.replace('+info ', '')}")
+    with captured_lines() as lines:
+        check_broker(Settings(redis_url=server.url.replace("redis://", "redis://aijobs:secret@"), message_keys=KEYS))
+        assert not lines()

@@ -1,0 +1,68 @@
+"""Somebody stands still in the middle of a transaction, and holds rows that a pass would take: the others' turn comes.
+
+On servers, whose transactions hold rows; SQLite has one writer, and a wait of its own for it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select
+
+from aijobs.jobs.models import AiJob
+from aijobs.outbox.models import OutboxEvent
+from aijobs.upkeep.dispatcher import OutboxDispatcher
+from aijobs.upkeep.reaper import LockReaper
+from tests.support.jobs import Kit
+
+pytestmark = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
+
+
+def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it(kit: Kit) -> None:
+    kit.broker.away = True
+    ids = [kit.new_job().id for _ in range(12)]
+    kit.broker.away = False
+    kit.advance(2)
+    outbox = kit.services.outbox_events
+    other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5)
+    with kit.database.transaction() as still:
+        head = outbox.find_dispatchable(still, 5, tried=False)
+        assert len(outbox.claim(still, head, "d1/x")) == 5
+        assert other.cycle() == 7
+        still.rollback()
+    assert other.cycle() == 5
+    assert {event.status for job_id in ids for event in kit.events(job_id, "ai.job.enqueue")} == {"published"}
+
+
+def test_events_that_another_dispatcher_holds_one_by_one_hide_none_behind_them(kit: Kit) -> None:
+    """Those that were tried before go alone, and so are claimed alone."""
+    kit.broker.away = True
+    ids = [kit.new_job().id for _ in range(4)]
+    kit.broker.away = False
+    kit.advance(2)
+    with kit.database.transaction() as session:
+        for event in session.execute(select(OutboxEvent)).scalars():
+            event.attempt_count = 1
+    outbox = kit.services.outbox_events
+    other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2")
+    with kit.database.transaction() as still:
+        head = outbox.find_dispatchable(still, 2, tried=True)
+        assert len(outbox.claim(still, head, "d1/x")) == 2
+        assert other.cycle() == 2
+        still.rollback()
+    assert other.cycle() == 2
+    assert {event.status for job_id in ids for event in kit.events(job_id, "ai.job.enqueue")} == {"published"}
+
+
+def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> None:
+    """Each would cost it ten seconds, five times; the leases behind would be minutes late."""
+    claims = [kit.running() for _ in range(8)]
+    held = sorted(claim.job_id for claim in claims)[:3]
+    kit.advance(600)
+    reaper = LockReaper(kit.database, kit.lifecycle, page=2)
+    with kit.database.transaction() as still:
+        for job_id in held:
+            still.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
+        assert reaper.reap() == 5
+        assert {kit.job(job_id).lost_count for job_id in held} == {0}
+    assert reaper.reap() == 3
+    assert [kit.job(claim.job_id).lost_count for claim in claims] == [1] * 8
