@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -65,6 +65,7 @@ from aijobs.schema import check_schema
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
+from aijobs.upkeep.pass_log import PassLog
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
@@ -375,16 +376,20 @@ def build_maintenance_crew(services: Services) -> Crew:
         claim_ttl=settings.seconds("claim_ttl"),
     )
     reaper = LockReaper(s.database, s.lifecycle)
-    passes = (
-        Pass("dispatcher", settings.dispatcher_s, dispatcher.cycle),
-        Pass("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
-        Pass("reaper", settings.reaper_s, reaper.reap),
-        Pass("redrive", settings.redrive_s, build_redrive(s).run),
-        Pass("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
-        Pass("retention", settings.cleanup_s, build_retention(s).run),
-    )
+    log = PassLog(s.database, s.clock)
+
+    def noted(name: str, every_s: float, run: Callable[[], object]) -> Pass:
+        return Pass(name, every_s, partial(log.run, name, every_s, run))
+
     return Crew(
-        passes=passes,
+        passes=(
+            noted("dispatcher", settings.dispatcher_s, dispatcher.cycle),
+            noted("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
+            noted("reaper", settings.reaper_s, reaper.reap),
+            noted("redrive", settings.redrive_s, build_redrive(s).run),
+            noted("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
+            noted("retention", settings.cleanup_s, build_retention(s).run),
+        ),
         start=presence.start,
         catch_up=(lambda: reaper.give_back_dead(instance),),
         drain=lambda grace_s: presence.leave(),

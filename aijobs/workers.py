@@ -19,6 +19,7 @@ from aijobs.definitions.definition import BACKGROUND, INTERACTIVE, MAINTENANCE_Q
 from aijobs.errors import SettingsError
 from aijobs.queues.crew import Crew
 from aijobs.queues.hueys import AiJobsHuey
+from aijobs.upkeep.pass_log import PASSES
 from aijobs.wiring import build_job_crew, build_maintenance_crew, build_services
 
 
@@ -49,12 +50,8 @@ interactive.add_job_task()
 background.add_job_task()
 
 # How often each comes stands in the settings. The scheduler runs them itself, a thread each.
-maintenance.add_pass("dispatcher")
-maintenance.add_pass("claim_release")
-maintenance.add_pass("reaper")
-maintenance.add_pass("redrive")
-maintenance.add_pass("snapshot_cleanup")
-maintenance.add_pass("retention")
+for name in PASSES:
+    maintenance.add_pass(name)
 
 gc.freeze()
 gc.enable()

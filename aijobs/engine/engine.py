@@ -161,10 +161,11 @@ class ExecutionEngine:
             except Exception as error:
                 self._leave_to_reaper(run, CANCELLED, error)
             return
-        if not run.ended.is_set():
-            logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
         with run.ending:  # After whoever is just closing it, who may know less of the answer.
+            if not run.ended.is_set():
+                logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
             self._close_call(run, run.token.reason or LOST)
+            run.end("lost")  # Before the watcher's next look, which would tell of it again.
 
     def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
         with run.ending:

@@ -215,3 +215,19 @@ class QueuePause(Base):
     reason: Mapped[str] = mapped_column(String(500))
     paused_by: Mapped[str] = mapped_column(String(300))
     paused_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class PassRun(Base):
+    """How a pass of the maintenance consumers last went, in whichever process it ran."""
+
+    __tablename__ = "pass_runs"
+
+    name: Mapped[str] = mapped_column(Key(40), primary_key=True)
+    period_ms: Mapped[int] = mapped_column(Integer)
+    """From one round's beginning to the next's, as it was set when it was noted."""
+    succeeded_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failures: Mapped[int] = mapped_column(Integer)
+    """Rounds that failed since the last that didn't, in the process that noted it."""
+    error: Mapped[str | None] = mapped_column(String(100))
+    """The class of the last error."""

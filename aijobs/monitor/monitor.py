@@ -15,6 +15,7 @@ from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.jobs import JobReads
 from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
 from aijobs.monitor.outbox import OutboxReads
+from aijobs.monitor.passes import read_passes
 from aijobs.monitor.providers import ProviderReads
 from aijobs.monitor.queues import QueueDepths, QueueReads
 from aijobs.monitor.usage import find_groups, find_total
@@ -26,6 +27,7 @@ from aijobs.monitor.views import (
     JobView,
     OutboxRow,
     OutboxStatus,
+    PassRow,
     Providers,
     QueueStatus,
     Revealed,
@@ -37,6 +39,7 @@ from aijobs.monitor.views import (
 from aijobs.monitor.waits import find_wait, was_postponed
 from aijobs.monitor.workers import PresenceSource, WorkerReads
 from aijobs.settings import Settings
+from aijobs.upkeep.pass_log import PASSES
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -59,7 +62,7 @@ class Monitor:
         presence: PresenceSource,
         providers: ProviderReads,
     ) -> None:
-        self._database, self._registry = database, registry
+        self._database, self._clock, self._registry = database, clock, registry
         self._lease_grace = settings.seconds("lease_grace")
         cursors = Cursors(settings.secret_key)
         self._jobs = JobReads(clock, registry, cursors)
@@ -184,6 +187,11 @@ class Monitor:
         """All workers that beat, and those that hold jobs without a heartbeat."""
         with self._database.read() as session:
             return self._workers.read(session)
+
+    def passes(self) -> tuple[PassRow, ...]:
+        """The duties of the maintenance consumers, and how each last went."""
+        with self._database.read() as session:
+            return read_passes(session, self._clock, PASSES)
 
     def providers(self) -> Providers:
         """All AI providers: breakers, calls under way, and what today's calls came to."""

@@ -404,6 +404,21 @@ class Workers:
 
 
 @dataclass(frozen=True)
+class PassRow:
+    """A duty of the maintenance consumers. `state`: on_time, failing (its last round did) or overdue (none has gone
+    well for three periods, or ever)."""
+
+    name: str
+    state: str
+    succeeded_at: str | None
+    failed_at: str | None
+    failures: int
+    """Rounds in a row that failed."""
+    error: str | None
+    """The class of the last error, while it fails."""
+
+
+@dataclass(frozen=True)
 class CallSums:
     """What a day's calls of one model came to."""
 

@@ -20,7 +20,8 @@ def healthz() -> Response:
 
 @health.get("/readyz")
 def readyz() -> tuple[Response, int]:
-    """200 if the database answers and has our schema. The broker may be away: jobs are kept until it is back."""
+    """200 if the database answers and has our schema. The broker may be away, and the passes late: jobs are kept until
+    they are back."""
     try:
         check_schema(services().database.engine)
         database, schema = "ok", "ok"
@@ -34,6 +35,7 @@ def readyz() -> tuple[Response, int]:
         "database": database,
         "schema": schema,
         "broker": _broker(),
+        "passes": _passes() if ready else "unknown",
     }
     return jsonify(body), 200 if ready else 503
 
@@ -44,3 +46,12 @@ def _broker() -> str:
     except BrokerUnavailable:
         return "away"
     return "ok"
+
+
+def _passes() -> str:
+    """The worst of how the maintenance consumers' duties go."""
+    try:
+        states = {row.state for row in services().monitor.passes()}
+    except SQLAlchemyError:
+        return "unknown"
+    return next((state for state in ("overdue", "failing") if state in states), "on_time")

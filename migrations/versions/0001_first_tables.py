@@ -131,6 +131,17 @@ def upgrade() -> None:
     op.create_index("ix_outbox_events_errors", "outbox_events", ["last_error", "id"])
 
     op.create_table(
+        "pass_runs",
+        sa.Column("name", Key(40), nullable=False),
+        sa.Column("period_ms", sa.Integer(), nullable=False),
+        sa.Column("succeeded_at", UtcDateTime(), nullable=True),
+        sa.Column("failed_at", UtcDateTime(), nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("error", sa.String(length=100), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_pass_runs")),
+        **IN_UTF8MB4,
+    )
+    op.create_table(
         "queue_pauses",
         sa.Column("queue_name", Key(32), nullable=False),
         sa.Column("reason", sa.String(length=500), nullable=False),
@@ -370,6 +381,7 @@ def downgrade() -> None:
     op.drop_table("user_model_credentials")
     op.drop_table("quota_usage")
     op.drop_table("queue_pauses")
+    op.drop_table("pass_runs")
     op.drop_table("outbox_events")
     op.drop_table("operators")
     op.drop_table("job_tombstones")

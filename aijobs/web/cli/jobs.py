@@ -116,7 +116,7 @@ def _tokens(prompt: int | None, completion: int | None, cached: int | None) -> s
 def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> None:
     terminal.say(terminal.style("Timeline", bold=True))
     for entry in history:
-        since = (entry.at - history[0].at).total_seconds()
+        since = max(0.0, (entry.at - history[0].at).total_seconds())  # The database's clock may have gone back.
         notes = [entry.error_code or "", f"{entry.duration_ms} ms" if entry.duration_ms is not None else ""]
         said = "  ".join(note for note in (*notes, entry.actor) if note)
         terminal.say(f"  {iso(entry.at)}  +{since:.3f} s  attempt {entry.attempt_no}  {entry.type:<17} {said}")

@@ -35,6 +35,10 @@ WORDS: Mapping[str, Any] = {
     "late": _l("Late"),
     "lost": _l("Lost"),
     "paused": _l("Paused"),
+    # the maintenance consumers' duties
+    "on_time": _l("On time"),
+    "failing": _l("Failing"),
+    "overdue": _l("Overdue"),
     # breakers
     "closed": _l("Breaker closed"),
     "open": _l("Breaker open"),
@@ -113,6 +117,15 @@ GROUP_WORDS: Mapping[str, Any] = {
 }
 """What usage is summed up by."""
 
+PASS_WORDS: Mapping[str, Any] = {
+    "dispatcher": _l("Send due events"),
+    "claim_release": _l("Release claims of dead dispatchers"),
+    "reaper": _l("Take over lost leases"),
+    "redrive": _l("Send lost messages again"),
+    "snapshot_cleanup": _l("Delete expired snapshots"),
+    "retention": _l("Delete old jobs"),
+}
+
 TONES: Mapping[str, str] = {
     "running": "run",
     "processing": "run",
@@ -123,6 +136,7 @@ TONES: Mapping[str, str] = {
     "succeeded": "ok",
     "published": "ok",
     "live": "ok",
+    "on_time": "ok",
     "closed": "ok",
     "half_open": "warn",
     "open": "bad",
@@ -137,6 +151,8 @@ TONES: Mapping[str, str] = {
     "failed": "bad",
     "dead": "bad",
     "lost": "bad",
+    "failing": "bad",
+    "overdue": "bad",
     "lease_lost": "bad",
 }
 """Five tones for all states: idle (none said), run, ok, warn, bad."""
@@ -150,6 +166,11 @@ def word(name: str) -> str:
 def event_word(name: str) -> str:
     """The words for a history row's type in the present language, else the type."""
     return str(EVENT_WORDS.get(name, name))
+
+
+def pass_word(name: str) -> str:
+    """What a pass does, in the present language, else its name."""
+    return str(PASS_WORDS.get(name, name))
 
 
 def redaction_word(rule: str) -> str:

@@ -1,4 +1,4 @@
-"""Workers: who is alive, who is late, and who is gone with jobs in hand."""
+"""Workers: who is alive, who is late, and who is gone with jobs in hand; and whether maintenance is done."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from aijobs.web.context import services
 
 @whole_page("/workers", rights.VIEW)
 def workers() -> ResponseReturnValue:
-    """All workers that are known."""
+    """All workers that are known, and the duties of the maintenance consumers."""
     return render(
         "console/workers/index.html",
         "console/workers/_changes.html",
         known=services().monitor.workers(),
+        passes=services().monitor.passes(),
     )

@@ -10,7 +10,7 @@ import pytest
 
 from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
-from tests.integration.engine.stage import CARDS, Stage
+from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
@@ -172,6 +172,35 @@ def test_five_messages_for_one_job_are_one_run(stage: Stage) -> None:
     assert sorted(outcomes) == ["not_taken"] * 4 + ["succeeded"]
     assert runs == [1]
     assert stage.kit.types(job_id) == ["created", "locked", "succeeded"]
+
+
+def test_users_who_share_a_key_and_a_retry_are_three_jobs_whose_messages_are_never_taken_for_each_others(
+    stage: Stage,
+) -> None:
+    kit = stage.kit
+    job_type = stage.asking(JobError("CONTENT_SAFETY_BLOCKED", "no"), CARDS)
+    parent, other = (
+        kit.new_job(job_type=job_type, input=NOTES, idempotency_key="k1", user_id=user).id for user in ("u1", "u2")
+    )
+    assert stage.run(parent) == "failed"
+    child = kit.jobs.retry(parent, "operator:ann").job.id
+    assert kit.broker.pending_count("ai-background") == 3, "the parent's own is there still, beside its child's"
+    messages = [kit.broker.take("ai-background") for _ in range(3)]
+    assert {message.job_id for message in messages} == {parent, other, child}
+    assert len({message.idempotency_key for message in messages}) == 3
+
+    outcomes = [(message.job_id, stage.engine.execute(message)) for message in messages * 2]
+
+    assert [job_id for job_id, outcome in outcomes if outcome != "not_taken"] == [
+        message.job_id for message in messages if message.job_id != parent
+    ]
+    assert len(stage.provider.requests) == 3
+    for job_id, user, status in ((parent, "u1", "failed"), (other, "u2", "succeeded"), (child, "u1", "succeeded")):
+        job = kit.job(job_id)
+        assert (job.lifecycle_status, job.user_id, job.attempt_no) == (status, user, 1)
+        assert kit.types(job_id).count("locked") == len(stage.usage(job_id)) == 1
+        cards = kit.rows("flashcards", job_id=job_id)
+        assert [card["user_id"] for card in cards] == ([user] * 2 if status == "succeeded" else [])
 
 
 @pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled", "cancelled_waiting"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,10 +11,15 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from aijobs.db import CommitUnknown
+from aijobs.definitions.definition import QUEUES
 from aijobs.definitions.projector import Artifact
+from aijobs.errors import LifecycleError
 from aijobs.job_types.flashcard_generation import FlashcardProjector
 from aijobs.jobs.models import AiJobArtifact
-from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, saved_job
+from aijobs.jobs.status import FINAL
+from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, open_stage, saved_job
+from tests.support.databases import OTHERS_LATER
+from tests.support.jobs import BEGIN, Kit, race
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
 """For what has nothing to do with the kind of database."""
@@ -204,3 +210,63 @@ def test_what_a_row_holds_is_in_no_text_for_operators(stage: Stage) -> None:
     assert "in project" in text, "the frames are there"
     told = {"sqlite": "SQLITE_CONSTRAINT", "postgresql": "sqlstate 23505", "mysql": "errno 1062"}
     assert told[stage.kit.database.engine.dialect.name] in text
+
+
+# --- a reaper at the same moment -------------------------------------------------------------------------------------
+
+
+@OTHERS_LATER
+def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_failed(live_kit: Kit) -> None:
+    """The lease is the last that the queue allows, so that whoever comes first ends the job."""
+    kit, winners = live_kit, set()
+    with open_stage(kit) as stage:
+        for number in range(60):
+            job_id = saved_job(stage)
+            run = stage.engine._prepare.take(stage.message(job_id))
+            assert run is not None
+            kit.set(job_id, lock_until=BEGIN, lost_count=QUEUES[run.job.queue_name].attempts)
+
+            def project(run: Any = run) -> Any:
+                return stage.engine._project.project(run)
+
+            def reap(run: Any = run) -> Any:
+                return kit.lifecycle.expire(run.claim, BEGIN)
+
+            ahead = number % 9 - 4
+            outcomes = race(_after_looks(kit, job_id, ahead, project), _after_looks(kit, job_id, -ahead, reap))
+            assert [isinstance(one, LifecycleError) for one in outcomes].count(True) == 1, outcomes
+            ended = _one_end(kit, job_id)
+            winners.add(ended["lifecycle_status"])
+            for late in (project, reap):
+                with pytest.raises(LifecycleError):
+                    late()
+            assert stage.run(job_id) == "not_taken"
+            assert _one_end(kit, job_id) == ended, "whoever comes after the end changes nothing"
+    assert winners == {"succeeded", "failed"}, "each came first at times"
+
+
+def _after_looks(kit: Kit, job_id: str, looks: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """`work`, begun later by so many reads of the job."""
+
+    def late() -> Any:
+        for _ in range(looks):
+            kit.job(job_id)
+        return work()
+
+    return late
+
+
+def _one_end(kit: Kit, job_id: str) -> dict[str, Any]:
+    """The row of a job that ended once, with all that belongs to its end, and nothing that belongs to another."""
+    row = kit.row(job_id)
+    status = row["lifecycle_status"]
+    assert [one for one in kit.types(job_id) if one in FINAL] == [status]
+    told = [event.event_type for event in kit.events(job_id) if event.event_type != "ai.job.enqueue"]
+    assert told == [{"succeeded": "ai.job.completed", "failed": "ai.job.failed"}[status]]
+    artifacts, cards = kit.rows("ai_job_artifacts", job_id=job_id), kit.rows("flashcards", job_id=job_id)
+    assert (status == "succeeded") == bool(artifacts) == bool(cards)
+    assert row["artifact_count"] == len(artifacts) == len(cards)
+    errors = [row[name] for name in ("error_code", "public_error_message", "internal_error_message")]
+    assert errors == [None] * 3 if status == "succeeded" else errors[0] == "INTERNAL_WORKER_LOST"
+    assert (row["locked_by"], row["lock_until"], row["next_attempt_at"]) == (None, None, None)
+    return row

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from aijobs.definitions.projector import ProjectionResult
-from aijobs.engine.token import RELEASED, TIMEOUT
+from aijobs.engine.token import LOST, RELEASED, TIMEOUT
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of
 from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
@@ -388,6 +388,66 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
     assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
     assert stage.kit.row(job_id) == before, "nothing but usage is written by who holds nothing"
     assert stage.kit.job(job_id).locked_by == newer.token
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
+def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
+    stage: Stage, watched: bool, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(request: Any, token: Any) -> str:
+        begun.set()
+        assert go.wait(30)
+        return json.dumps(CARDS)
+
+    if not watched:
+        stage.engine.close()
+    job_id = stage.new_cards(stage.asking(answer))
+    delivery = stage.start(job_id)
+    assert begun.wait(10)
+    newer = _take_over(stage, job_id)
+    if watched:
+        assert delivery.wait() == "lost"
+    before = stage.kit.row(job_id)
+    go.set()
+    assert delivery.wait() == "lost"
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert stage.kit.row(job_id) == before
+    assert (stage.kit.rows("flashcards"), stage.kit.rows("ai_job_artifacts")) == ([], [])
+    assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "lease_lost", "locked"]
+    (call,) = stage.usage(job_id)
+    assert (call["state"], call["error_code"], call["billed"]) == ("failed", LOST, "yes")
+    assert (call["prompt_tokens"], call["completion_tokens"]) == (100, 50), "the money is gone, and known"
+    told = [line for line in log_lines() if line["event"] == "job.lock_lost"]
+    assert [(line["jobId"], line["attemptNo"]) for line in told] == [(job_id, 1)]
+    assert stage.kit.lifecycle.mark_succeeded(newer).attempt_no == 2, "the job is the newer worker's"
+
+
+def test_a_lost_lease_is_told_of_once_though_the_watcher_looks_before_the_code_has_returned(
+    sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    stage = sqlite_stage
+    stage.engine.close()  # Its watcher looks when we say.
+
+    def answer(request: Any, token: Any) -> str:
+        _take_over(stage, job_id)
+        (run,) = stage.engine.active()
+        returned = run.returned.set
+
+        def looked_at() -> None:
+            look = threading.Thread(target=stage.watcher.look)
+            look.start()
+            look.join()
+            returned()
+
+        run.returned.set = looked_at  # type: ignore[method-assign]
+        return json.dumps(CARDS)
+
+    job_id = stage.new_cards(stage.asking(answer))
+    assert stage.run(job_id) == "lost"
+    poll(lambda: not stage.engine.active(), what="the code returned")
+    assert len([line for line in log_lines() if line["event"] == "job.lock_lost"]) == 1
 
 
 def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage) -> None:

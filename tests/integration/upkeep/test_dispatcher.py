@@ -23,6 +23,7 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
+from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 from tests.support.lines import captured_lines
 from tests.support.rows import build_job
@@ -52,6 +53,17 @@ class Dying(Refusing):
         if self.refused & {one.message.job_id for one in messages}:
             raise KeyboardInterrupt
         return super().send(messages)
+
+
+class DyingAfterwards:
+    """A broker that has taken the messages when its dispatcher dies."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+        self._broker.send(messages)
+        raise KeyboardInterrupt
 
 
 def dispatcher(kit: Kit, broker: Any = None, name: str = "d1", **options: Any) -> OutboxDispatcher:
@@ -319,6 +331,67 @@ def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> Non
     assert dispatcher(kit)._release(stale) == 0
     assert kit.job(job_id).lifecycle_status == "queued"
     assert (the_event(kit, job_id).status, the_event(kit, job_id).locked_by) == ("processing", "d2/b")
+
+
+# --- dispatchers that died with their message sent -------------------------------------------------------------------
+
+
+def _sent_by_the_dead(kit: Kit, stage: Stage) -> str:
+    """A job whose message is with the broker, and whose dispatcher died before it could say so."""
+    (job_id,) = waiting_jobs(kit, 1, job_type=stage.asking(CARDS), input=NOTES)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher(kit, DyingAfterwards(kit.broker), "dead").cycle()
+    assert the_event(kit, job_id).status == "processing"
+    return job_id
+
+
+def _ran_once(kit: Kit, stage: Stage, job_id: str) -> None:
+    assert len(stage.provider.requests) == 1
+    assert kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "succeeded"]
+    assert [event.event_type for event in kit.events(job_id)] == ["ai.job.enqueue", "ai.job.completed"]
+    assert len(kit.rows("ai_job_artifacts", job_id=job_id)) == kit.job(job_id).artifact_count == len(CARDS["cards"])
+
+
+def test_a_dispatcher_that_dies_after_its_send_costs_a_second_message_and_no_second_run(kit: Kit) -> None:
+    with open_stage(kit) as stage:
+        job_id = _sent_by_the_dead(kit, stage)
+        first = kit.broker.take("ai-background")
+        kit.advance(60)
+        other = dispatcher(kit, name="d2")
+        assert (other.release_expired_claims(), other.cycle()) == (1, 1)
+        second = kit.broker.take("ai-background")
+        assert first is not None
+        assert first == second, "nothing tells the two apart"
+        published = the_event(kit, job_id)
+        assert (published.status, published.attempt_count) == ("published", 2)
+        kit.advance(1)
+        outcomes = race(lambda: stage.engine.execute(first), lambda: stage.engine.execute(second))
+        assert sorted(outcomes) == ["not_taken", "succeeded"]
+        _ran_once(kit, stage, job_id)
+        assert the_event(kit, job_id).published_at == published.published_at, "published once"
+
+
+def test_a_job_that_began_before_its_dead_dispatchers_claim_ran_out_is_sent_no_second_time(kit: Kit) -> None:
+    other = dispatcher(kit, name="d2")
+    settled: list[tuple[str, str | None]] = []
+    sent_again: list[int] = []
+
+    def answer(_request: Any, _token: Any) -> str:
+        """The claim's time is over while the provider thinks."""
+        event = the_event(kit, job_id)
+        settled.append((event.status, event.locked_by))
+        kit.advance(61)
+        sent_again.extend((other.release_expired_claims(), other.cycle()))
+        return json.dumps(CARDS)
+
+    with open_stage(kit) as stage:
+        job_id = _sent_by_the_dead(kit, stage)
+        stage.provider.answers[:] = [answer]
+        assert stage.engine.execute(kit.broker.take("ai-background")) == "succeeded"
+        sent_again.extend((other.release_expired_claims(), other.cycle()))
+        assert (settled, sent_again) == ([("published", None)], [0, 0, 0, 0])
+        assert kit.broker.pending_count("ai-background") == 0
+        _ran_once(kit, stage, job_id)
 
 
 # --- the broker is away ----------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""The duties of the maintenance consumers: done on time, failing, or not done at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from aijobs.clock import iso
+from aijobs.db_clock import Clock, read_clock
+from aijobs.jobs.models import PassRun
+from aijobs.monitor.views import PassRow
+from aijobs.upkeep.pass_log import NOTE_S
+
+PERIODS = 3
+"""So many without a round that went well, and a duty is overdue."""
+SLACK = timedelta(seconds=NOTE_S)
+"""A round that went well is written down so much later, as long as all goes as before."""
+
+
+def read_passes(session: Session, clock: Clock, names: Sequence[str]) -> tuple[PassRow, ...]:
+    """Each of the named passes, in that order; one that never ran is overdue."""
+    now = read_clock(session, clock)
+    noted = {row.name: row for row in session.execute(select(PassRun)).scalars()}
+
+    def told(name: str) -> PassRow:
+        row = noted.get(name)
+        if row is None:
+            return PassRow(name, "overdue", None, None, 0, None)
+        patience = PERIODS * timedelta(milliseconds=row.period_ms) + SLACK
+        state = "failing" if row.failures else "on_time"
+        if row.succeeded_at is None or now - row.succeeded_at > patience:
+            state = "overdue"
+        return PassRow(
+            name,
+            state,
+            iso(row.succeeded_at) if row.succeeded_at else None,
+            iso(row.failed_at) if row.failed_at else None,
+            row.failures,
+            row.error if row.failures else None,
+        )
+
+    return tuple(told(name) for name in names)

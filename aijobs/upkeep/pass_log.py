@@ -1,0 +1,77 @@
+"""How each pass last went, for whoever watches: a duty that fails in silence looks like one that has nothing to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, TypeVar
+
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from aijobs.db import Database, change_rows, insert_if_absent
+from aijobs.db_clock import Clock
+from aijobs.jobs.models import PassRun
+from aijobs.logs import Outage, get_logger
+
+PASSES = ("dispatcher", "claim_release", "reaper", "redrive", "snapshot_cleanup", "retention")
+"""The maintenance consumers' duties."""
+NOTE_S = 10.0
+"""How often what goes on as before is written down, at most: the dispatcher runs each second."""
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class PassLog:
+    """One process's notes, in one row a pass. All processes write to the same: a duty is done by whoever does it."""
+
+    def __init__(self, database: Database, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._clock, self._monotonic = database, clock, monotonic
+        self._guard = Lock()
+        self._failures: dict[str, int] = {}
+        self._noted_at: dict[str, float] = {}
+        self._outage = Outage(logger, "pass_log.database")
+
+    def run(self, name: str, every_s: float, action: Callable[[], T]) -> T:
+        """What `action` answers, once it is noted how it went; what it raises goes on to the caller."""
+        try:
+            result = action()
+        except Exception as error:
+            self._note(name, every_s, type(error).__name__)
+            raise
+        self._note(name, every_s, None)
+        return result
+
+    def _note(self, name: str, every_s: float, error: str | None) -> None:
+        """Write it down where it is news, or the last note is old; a note that can't be written harms no pass."""
+        with self._guard:
+            before = self._failures.get(name, 0)
+            failures = self._failures[name] = before + 1 if error is not None else 0
+            is_news = bool(before) != bool(failures)
+            now, last = self._monotonic(), self._noted_at.get(name)
+            if not is_news and last is not None and now - last < NOTE_S:
+                return
+            self._noted_at[name] = now
+        try:
+            self._write(name, every_s, failures, error)
+        except SQLAlchemyError as trouble:
+            self._outage.failed(trouble)
+        else:
+            self._outage.worked()
+
+    def _write(self, name: str, every_s: float, failures: int, error: str | None) -> None:
+        now = self._clock.now()
+        how: dict[str, Any] = {"succeeded_at": now} if error is None else {"failed_at": now, "error": error}
+        values = {"period_ms": round(every_s * 1000), "failures": failures, **how}
+        note = update(PassRun).where(PassRun.name == name).values(**values)
+
+        def write(session: Session) -> None:
+            if not change_rows(session, note):
+                insert_if_absent(session, PassRun, "name", name=name, period_ms=values["period_ms"], failures=0)
+                change_rows(session, note)
+
+        self._database.write(write, tries=1)

@@ -1,0 +1,185 @@
+"""The web process as its unit starts it, told to end while people ask for jobs."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from aijobs.jobs.models import AiJob
+from aijobs.outbox.models import ENQUEUE, OutboxEvent
+from aijobs.settings import Settings
+from aijobs.web.cli.tokens import issue_user_token
+from aijobs.web.station import answers
+from aijobs.wiring import Services, build_services
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Processes, Program, Run
+from tests.support.rows import prepare_database
+
+UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "aijobs-web.service"
+PATH = "/api/learning/flashcards"
+BODY = json.dumps(
+    {
+        "lang": "en",
+        "source": {"id": "note-1", "title": "Osmosis"},
+        "segments": [{"sid": "p1", "text": "Osmosis is the movement of water across a partially permeable membrane."}],
+    }
+)
+ENOUGH = 24
+"""Answers that all learners together have had when the process is told to end."""
+
+
+class Site:
+    """A database, a broker, and web processes that come one after the other."""
+
+    def __init__(self, processes: Processes, folder: Path, database_url: str, redis_url: str) -> None:
+        self._processes, self._folder = processes, folder
+        self.port = free_port()
+        self.env = {
+            "AIJOBS_ENV": "production",
+            "AIJOBS_INSTANCE_PATH": str(folder),
+            "AIJOBS_DATABASE_URL": database_url,
+            "AIJOBS_REDIS_URL": redis_url,
+            "AIJOBS_SECRET_KEY": "s" * 32,
+            "AIJOBS_MESSAGE_KEYS": f"k1:{'m' * 32}",
+            "AIJOBS_CREDENTIAL_KEYS": f"k1:{'c' * 32}",
+            "AIJOBS_JWT_SECRET": "j" * 32,
+            "AIJOBS_USER_ACTIVE_JOBS": "0",
+        }
+        self.services: Services = build_services(Settings.load(self.env))
+        self.token = issue_user_token(self.services.settings, "ana", hours=1)
+
+    def start(self) -> Program:
+        """A web process that answers: the unit's own command, but for where it listens."""
+        (line,) = [line for line in UNIT.read_text("utf-8").splitlines() if line.startswith("ExecStart=")]
+        program, *arguments = line.removeprefix("ExecStart=").split()
+        arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{self.port}"
+        command = [str(Path(sys.executable).with_name(Path(program).name)), *arguments]
+        web = self._processes.spawn(command, env=self.env, cwd=self._folder, name="web")
+        poll(lambda: not web.is_running or answers(f"http://127.0.0.1:{self.port}", 5), timeout=60, what="it answers")
+        assert web.is_running, web.output
+        return web
+
+    def headers(self, key: str) -> dict[str, str]:
+        return {
+            "Authorization": f"Bearer {self.token}",
+            "Content-Type": "application/json",
+            "Idempotency-Key": key,
+        }
+
+    def connect(self) -> AbstractContextManager[http.client.HTTPConnection]:
+        return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30))
+
+    def ask(self, connection: http.client.HTTPConnection, key: str) -> tuple[int, str]:
+        """Ask for a job under this key: the answer's status, and the job's id."""
+        connection.request("POST", PATH, BODY, self.headers(key))
+        answer = connection.getresponse()
+        return answer.status, str(json.loads(answer.read()).get("jobId"))
+
+    def ask_anew(self, key: str) -> tuple[int, str]:
+        """`ask` on a connection of its own."""
+        with self.connect() as connection:
+            return self.ask(connection, key)
+
+    def ask_and_leave(self, key: str) -> None:
+        """Ask for a job under this key, and be gone before the answer comes."""
+        head = "".join(f"{name}: {value}\r\n" for name, value in self.headers(key).items())
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+            connection.sendall(
+                f"POST {PATH} HTTP/1.1\r\nHost: aijobs\r\nContent-Length: {len(BODY)}\r\n{head}\r\n{BODY}".encode()
+            )
+
+    def jobs(self) -> dict[str, str]:
+        """All jobs' ids by their keys."""
+        with self.services.database.read() as session:
+            found = session.execute(select(AiJob.idempotency_key, AiJob.id)).all()
+        by_key = {key or "": job_id for key, job_id in found}
+        assert len(by_key) == len(found), "one key is one job"
+        return by_key
+
+    def enqueue_events(self) -> list[str]:
+        """Of which jobs there is an event that asks for a worker, once for each event."""
+        with self.services.database.read() as session:
+            query = select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == ENQUEUE)
+            return list(session.execute(query).scalars())
+
+
+class Learner(threading.Thread):
+    """Asks for one job after the other on one connection, until nobody listens any more."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._site = site
+        self.answered: dict[str, tuple[int, str]] = {}
+        self.cut_off: list[str] = []
+        """Keys of requests that may have reached the process, and had no answer."""
+
+    def run(self) -> None:
+        with self._site.connect() as connection:
+            for key in (f"{self.name}-{number}" for number in itertools.count()):
+                try:
+                    self.answered[key] = self._site.ask(connection, key)
+                except ConnectionRefusedError:
+                    return
+                except (OSError, http.client.HTTPException):
+                    self.cut_off.append(key)
+                    connection.close()  # It connects anew with the next request.
+
+
+@pytest.fixture
+def site(processes: Processes, run: Run, create_database: Callable[..., str], redis_url: str) -> Iterator[Site]:
+    opened = Site(processes, run.new_folder("site"), create_database(prepare_database), redis_url)
+    yield opened
+    opened.services.database.dispose()
+    opened.services.broker.client.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database_server", ["sqlite", "postgresql"], indirect=True)
+def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_no_job_asked_for_again(
+    site: Site,
+) -> None:
+    web = site.start()
+    learners = [Learner(site, f"learner{number}") for number in range(4)]
+    for learner in learners:
+        learner.start()
+    poll(lambda: sum(len(learner.answered) for learner in learners) >= ENOUGH, timeout=60, what="many were answered")
+    left = [f"gone{number}" for number in range(8)]
+    for key in left:
+        site.ask_and_leave(key)
+    web.send_signal(signal.SIGTERM)
+    assert web.wait(60) == 0
+    for learner in learners:
+        learner.join(60)
+        assert not learner.is_alive(), "a learner hangs"
+
+    answered = {key: answer for learner in learners for key, answer in learner.answered.items()}
+    cut_off = left + [key for learner in learners for key in learner.cut_off]
+    assert {status for status, _ in answered.values()} == {202}
+    before = site.jobs()
+    assert {key: job_id for key, (_, job_id) in answered.items()}.items() <= before.items()
+    assert sorted(site.enqueue_events()) == sorted(before.values()), "each job has its event, and each event its job"
+    assert before.keys() - answered.keys() <= set(cut_off)
+
+    next_one = site.start()
+    again = {key: [site.ask_anew(key) for _ in range(2)] for key in cut_off}
+    after = site.jobs()
+    for key, (first, second) in again.items():
+        assert first == (200 if key in before else 202, after[key])
+        assert second == (200, after[key])
+    assert before.items() <= after.items()
+    assert after.keys() == answered.keys() | set(cut_off)
+    assert sorted(site.enqueue_events()) == sorted(after.values())
+    assert next_one.stop(timeout=60) == 0
+    assert "Traceback" not in web.output + next_one.output
