@@ -1,4 +1,4 @@
-"""The web process as its unit starts it, told to end while people ask for jobs."""
+"""Web processes as their unit starts them: told to end while people ask for jobs, and many processes on one file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import FINAL
+from aijobs.monitor.check import Check
 from aijobs.outbox.models import ENQUEUE, OutboxEvent
 from aijobs.settings import Settings
 from aijobs.web.cli.tokens import issue_user_token
@@ -71,6 +73,13 @@ class Site:
         assert web.is_running, web.output
         return web
 
+    def start_consumer(self, queue: str, *options: str) -> Program:
+        """A consumer that is at work."""
+        command = [str(Path(sys.executable).with_name("huey_consumer")), f"aijobs.workers.{queue}", *options]
+        consumer = self._processes.spawn(command, env=self.env, cwd=self._folder, name=queue)
+        consumer.wait_for_output("Huey consumer started", timeout=60)
+        return consumer
+
     def headers(self, key: str) -> dict[str, str]:
         return {
             "Authorization": f"Bearer {self.token}",
@@ -92,6 +101,13 @@ class Site:
         with self.connect() as connection:
             return self.ask(connection, key)
 
+    def look(self, connection: http.client.HTTPConnection) -> int:
+        """Ask for one's own jobs, as a page that is open does; the answer's status."""
+        connection.request("GET", "/api/ai/jobs", headers=self.headers("unused"))
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
     def ask_and_leave(self, key: str) -> None:
         """Ask for a job under this key, and be gone before the answer comes."""
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers(key).items())
@@ -107,6 +123,12 @@ class Site:
         by_key = {key or "": job_id for key, job_id in found}
         assert len(by_key) == len(found), "one key is one job"
         return by_key
+
+    def count_open(self) -> int:
+        """Jobs that have not ended."""
+        query = select(func.count()).select_from(AiJob).where(AiJob.lifecycle_status.not_in(FINAL))
+        with self.services.database.read() as session:
+            return session.execute(query).scalar_one()
 
     def enqueue_events(self) -> list[str]:
         """Of which jobs there is an event that asks for a worker, once for each event."""
@@ -183,3 +205,41 @@ def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_
     assert sorted(site.enqueue_events()) == sorted(after.values())
     assert next_one.stop(timeout=60) == 0
     assert "Traceback" not in web.output + next_one.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: Site) -> None:
+    """Two web processes, two workers, all passes, people who ask and pages that look: one file has one writer."""
+    programs = [site.start(), site.start_consumer("maintenance", "-w", "1")]
+    programs += [site.start_consumer("background", "-w", "2") for _ in range(2)]
+    learners = [Learner(site, f"learner{number}") for number in range(4)]
+    looks: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        with site.connect() as connection:
+            while not over.is_set():
+                looks.append(site.look(connection))
+
+    pages = [threading.Thread(target=watch, daemon=True) for _ in range(3)]
+    for thread in (*learners, *pages):
+        thread.start()
+    poll(lambda: sum(len(learner.answered) for learner in learners) >= 300, timeout=90, what="many were answered")
+    over.set()
+    for page in pages:
+        page.join(60)
+    assert programs[0].stop(timeout=60) == 0
+    for learner in learners:
+        learner.join(60)
+    answered = [status for learner in learners for status, _ in learner.answered.values()]
+    assert set(answered) == {202}
+    assert set(looks) == {200}
+    poll(lambda: not site.count_open(), timeout=60, what="all jobs have ended")
+    with site.services.database.read() as session:
+        ends = session.execute(select(AiJob.lifecycle_status, AiJob.lost_count)).all()
+    assert {(status, lost) for status, lost in ends} == {("succeeded", 0)}
+    assert Check(site.services.database, site.services.clock, site.services.broker).run().findings == ()
+    for program in programs[1:]:
+        assert program.stop(timeout=60) == 0
+    assert not [program.output for program in programs if "locked" in program.output.replace("job.locked", "")]
