@@ -17,39 +17,23 @@ from tests.support.jobs import Kit
 pytestmark = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
 
 
-def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it(kit: Kit) -> None:
+@pytest.mark.parametrize("tried", [False, True], ids=["in batches", "one by one, as they were tried before"])
+def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it(kit: Kit, tried: bool) -> None:
     kit.broker.away = True
     ids = [kit.new_job().id for _ in range(12)]
     kit.broker.away = False
     kit.advance(2)
+    with kit.database.transaction() as session:
+        for event in session.execute(select(OutboxEvent)).scalars():
+            event.attempt_count = 1 if tried else 0
     outbox = kit.services.outbox_events
     other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5)
     with kit.database.transaction() as still:
-        head = outbox.find_dispatchable(still, 5, tried=False)
+        head = outbox.find_dispatchable(still, 5, tried=tried)
         assert len(outbox.claim(still, head, "d1/x")) == 5
         assert other.cycle() == 7
         still.rollback()
     assert other.cycle() == 5
-    assert {event.status for job_id in ids for event in kit.events(job_id, "ai.job.enqueue")} == {"published"}
-
-
-def test_events_that_another_dispatcher_holds_one_by_one_hide_none_behind_them(kit: Kit) -> None:
-    """Those that were tried before go alone, and so are claimed alone."""
-    kit.broker.away = True
-    ids = [kit.new_job().id for _ in range(4)]
-    kit.broker.away = False
-    kit.advance(2)
-    with kit.database.transaction() as session:
-        for event in session.execute(select(OutboxEvent)).scalars():
-            event.attempt_count = 1
-    outbox = kit.services.outbox_events
-    other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2")
-    with kit.database.transaction() as still:
-        head = outbox.find_dispatchable(still, 2, tried=True)
-        assert len(outbox.claim(still, head, "d1/x")) == 2
-        assert other.cycle() == 2
-        still.rollback()
-    assert other.cycle() == 2
     assert {event.status for job_id in ids for event in kit.events(job_id, "ai.job.enqueue")} == {"published"}
 
 
