@@ -50,8 +50,8 @@ interactive.add_job_task()
 background.add_job_task()
 
 # How often each comes stands in the settings. The scheduler runs them itself, a thread each.
-for name in PASSES:
-    maintenance.add_pass(name)
+for _duty in PASSES:
+    maintenance.add_pass(_duty)
 
 gc.freeze()
 gc.enable()

@@ -117,25 +117,33 @@ class Execute:
             self._books.close(session, run)
             return job
 
-        ours = saved(run.claim, canonical_hash(output))
-        while not self._saved(save, ours):
-            run.token.sleep(SAVE_AGAIN_S)
+        self._keep(run, save, saved(run.claim, canonical_hash(output)))
         run.call = None
         logger.info("job.output_saved", **run.fields())
 
-    def _saved(self, save: Callable[[Session], AiJob], ours: Callable[[Session], AiJob | None]) -> bool:
-        """Whether the answer is saved; False where the database is away, and it may be there before the attempt's time
-        is up: the answer is paid for, and to drop it is to buy it again.
+    def _keep(self, run: Run, save: Callable[[Session], AiJob], read_saved: Callable[[Session], AiJob | None]) -> None:
+        """Save the answer, and where the database is away wait for it, as long as the attempt has time: the answer is
+        paid for, and to drop it is to buy it again. What fails twice though the database answers is no outage.
         """
-        try:
-            self._database.write(save, settle=ours)
-        except SQLAlchemyError as error:
-            if self._database.answers():
-                raise
-            self._outage.failed(error)
-            return False
-        self._outage.worked()
-        return True
+
+        def save_once(session: Session) -> AiJob:
+            return read_saved(session) or save(session)  # A COMMIT that nobody answered may have taken effect.
+
+        refused, work = 0, save
+        while True:
+            try:
+                self._database.write(work, settle=read_saved)
+            except SQLAlchemyError as error:
+                refused = refused + 1 if self._database.answers() else 0
+                if refused > 1:
+                    raise
+                if not refused:
+                    self._outage.failed(error)
+                    run.token.sleep(SAVE_AGAIN_S)
+                work = save_once
+            else:
+                self._outage.worked()
+                return
 
 
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:

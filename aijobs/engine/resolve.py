@@ -55,9 +55,8 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the database holds of an attempt's work; of one whose output is saved its event alone."""
+    """What the database holds of an attempt's work; nothing of one whose output is saved."""
 
-    event_id: str | None
     credential: SealedKey | None = None
     snapshot: AiJobSnapshot | None = None
     retries: Counter[str] = field(default_factory=Counter)
@@ -80,7 +79,6 @@ class Resolve:
         """
         job, definition = run.job, run.definition
         known = self._database.look(lambda session: self._read(session, run))
-        run.outbox_id = known.event_id
         logger.info("job.locked", **run.fields())
         if job.output_hash is not None:
             return None
@@ -119,11 +117,11 @@ class Resolve:
     def _read(self, session: Session, run: Run) -> _Known:
         job = run.job
         key = enqueue_key(job, run.claim.attempt_no)
-        event_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
+        run.outbox_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
         if job.output_hash is not None:
-            return _Known(event_id)
+            return _Known()
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
-        return _Known(event_id, sealed, read_snapshot(session, job.id), count_retries(session, job))
+        return _Known(sealed, read_snapshot(session, job.id), count_retries(session, job))
 
 
 def _room(tokens: int, truncations: int) -> int:

@@ -14,8 +14,8 @@ from aijobs.jobs.models import PassRun
 from aijobs.monitor.views import PassRow
 from aijobs.upkeep.pass_log import NOTE_S
 
-PERIODS = 3
-"""So many without a round that went well, and a duty is overdue."""
+PERIODS, LEAST = 3, timedelta(minutes=1)
+"""So many without a round that went well, and a duty is overdue; a dispatcher's round may have a backlog to send."""
 SLACK = timedelta(seconds=NOTE_S)
 """A round that went well is written down so much later, as long as all goes as before."""
 
@@ -29,7 +29,7 @@ def read_passes(session: Session, clock: Clock, names: Sequence[str]) -> tuple[P
         row = noted.get(name)
         if row is None:
             return PassRow(name, "overdue", None, None, 0, None)
-        patience = PERIODS * timedelta(milliseconds=row.period_ms) + SLACK
+        patience = max(PERIODS * timedelta(milliseconds=row.period_ms), LEAST) + SLACK
         state = "failing" if row.failures else "on_time"
         if row.succeeded_at is None or now - row.succeeded_at > patience:
             state = "overdue"

@@ -1,4 +1,7 @@
-"""How each pass last went, for whoever watches: a duty that fails in silence looks like one that has nothing to do."""
+"""How each pass last went, for whoever watches: a duty that isn't done looks like one that has nothing to do.
+
+A round went well if it came to its end. A row that it could do nothing about has a line in the log, and its next round.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,8 @@ class PassLog:
         try:
             self._write(name, every_s, failures, error)
         except SQLAlchemyError as trouble:
+            with self._guard:
+                self._noted_at.pop(name, None)  # The next round writes it.
             self._outage.failed(trouble)
         else:
             self._outage.worked()

@@ -146,6 +146,29 @@ def test_an_answer_waits_for_an_absent_database_no_longer_than_its_attempt_has_t
     assert helped_to_its_end(stage, job_id).lifecycle_status == "succeeded"
 
 
+@ANY_DATABASE
+def test_an_answer_that_was_saved_by_a_commit_nobody_answered_is_no_takeover(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes away with its answer to COMMIT, and can't be asked what became of it before it is back."""
+    write, lost = stage.kit.database.write, list[str]()
+
+    def writing(work: Any, settle: Any = None, **options: Any) -> Any:
+        done = write(work, settle, **options)
+        if getattr(settle, "__qualname__", "").startswith("saved.") and not lost:
+            lost.append("the answer")
+            raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
+        return done
+
+    monkeypatch.setattr(stage.kit.database, "write", writing)
+    job_id = stage.new_cards(stage.asking(CARDS))
+    stage.run(job_id)
+    assert lost
+    job = stage.kit.job(job_id)
+    assert (job.lifecycle_status, job.attempt_no, job.lost_count) == ("succeeded", 1, 0)
+    assert stage.kit.types(job_id).count("output_saved") == 1
+
+
 @pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
 def test_a_connection_that_is_cut_under_the_look_for_the_input_costs_the_job_no_retry(stage: Stage) -> None:
     cut: list[int] = []

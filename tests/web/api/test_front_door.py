@@ -14,8 +14,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from aijobs.db import Database
+from aijobs.db_clock import DatabaseClock
 from aijobs.errors import ApiError, JobGone, JobLockConflict
 from aijobs.settings import Settings
+from aijobs.upkeep.pass_log import PASSES, PassLog
 from aijobs.web.factory import create_app
 from aijobs.wiring import Services
 from tests.web.api.conftest import as_user
@@ -39,6 +41,17 @@ def test_a_process_lives_whatever_the_database_does(client: FlaskClient, databas
     away = client.get("/readyz")
     assert (away.status_code, away.json["database"]) == (503, "away")
     assert client.get("/healthz").json == {"status": "ok"}
+
+
+def test_readiness_tells_the_worst_of_the_duties_and_fails_for_none(client: FlaskClient, database: Database) -> None:
+    log = PassLog(database, DatabaseClock())
+    for name in PASSES:
+        log.run(name, 60, lambda: 0)
+    assert client.get("/readyz").json["passes"] == "on_time"
+    with pytest.raises(TypeError):
+        log.run("reaper", 60, lambda: int([]))  # type: ignore[call-overload]
+    failing = client.get("/readyz")
+    assert (failing.status_code, failing.json["passes"]) == (200, "failing")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/ai/jobs", "/api/nothing", "/console/login", "/nowhere"])

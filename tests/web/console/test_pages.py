@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aijobs.settings import resource
+from aijobs.upkeep.pass_log import PASSES, PassLog
 from aijobs.web.console.pages import PAGES
 from tests.web.console.stage import Stage, parse
 
@@ -38,6 +39,22 @@ def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role:
         assert soup.find(id="job-head").find(attrs={"data-state": phase}), phase
         assert soup.html["lang"] == {"en": "en", "zh": "zh-CN"}[language]
         assert len(soup.find(id="job-strip").find_all("li")) == 6
+
+
+def test_the_workers_page_tells_which_duty_fails_and_which_nobody_does(stage: Stage) -> None:
+    log = PassLog(stage.services.database, stage.services.clock)
+    for name in ("reaper", "redrive"):
+        log.run(name, 30, lambda: 0)
+    with pytest.raises(TypeError):
+        log.run("redrive", 10, lambda: int([]))  # type: ignore[call-overload]
+    table = stage.client("VIEWER").soup("/console/workers").find("section", attrs={"aria-labelledby": "duties-title"})
+    rows = {row.find("th").find(class_="mono").get_text(): row for row in table.find("tbody").find_all("tr")}
+    assert list(rows) == list(PASSES)
+    states = {name: row.find(class_="state")["data-state"] for name, row in rows.items()}
+    assert (states.pop("reaper"), states.pop("redrive")) == ("on_time", "failing")
+    assert set(states.values()) == {"overdue"}
+    assert "TypeError" in rows["redrive"].get_text()
+    assert "TypeError" not in rows["reaper"].get_text()
 
 
 def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -> None:
