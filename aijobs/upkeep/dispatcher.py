@@ -112,13 +112,16 @@ class OutboxDispatcher:
                 ids = self._outbox.find_dispatchable(session, size, tried=tried, skip=passed)
             if not ids:
                 return 0
-            if events := self._database.write(partial(self._outbox.claim, event_ids=ids, holder=holder)):
+            if events := self._claim(ids, holder):
                 break
             passed += len(ids)
         with self._database.read() as session:
             jobs = self._outbox.jobs_of(session, events)
         self._deliver(events, jobs, holder)
         return len(events)
+
+    def _claim(self, event_ids: Sequence[str], holder: str) -> Sequence[OutboxEvent]:
+        return self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
         enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]

@@ -74,7 +74,14 @@ def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
 
 
 @OTHERS_LATER
-@pytest.mark.parametrize("lasting", [False, True], ids=["one statement", "all from one on"])
+@pytest.mark.parametrize(
+    "lasting",
+    [
+        pytest.param(False, id="one statement"),
+        # An answer waits for an absent database until its attempt's time is up, for each statement that it begins at.
+        pytest.param(True, id="all from one on", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("ends", ["well", "in a failure", "in a retry"])
 def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage, ends: str, lasting: bool) -> None:
     stage.engine.close()  # The watcher, whose statements would be counted too.
