@@ -287,9 +287,14 @@ class LifecycleRepository:
         note = Note("lease_lost", REAPER, WORKER_LOST)
         at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
 
+        waits = at_once
+
         def take(session: Session) -> AiJob:
-            if not at_once and session.execute(at_hand).scalar() is None:
-                raise JobLockConflict(claim.job_id, "another transaction has its row")
+            nonlocal waits
+            if not waits:
+                if session.execute(at_hand).scalar() is None:
+                    raise JobLockConflict(claim.job_id, "another transaction has its row")
+                waits = True  # At a second try: it may be our own, whose COMMIT is only late.
             unchanged = AiJob.lock_until == lock_until
             lost = AiJob.lost_count + 1
             job = self._go_on_or_cancel(session, claim, note, unchanged, lost_count=lost, **_FREE)
