@@ -362,26 +362,33 @@ def test_a_worker_whose_lease_was_taken_over_stops_and_writes_nothing(stage: Sta
     assert stage.kit.types(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
 
 
+class LateAnswer:
+    """A provider's answer that comes when it is told to."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, request: Any, token: Any) -> str:
+        self.begun.set()
+        assert self.go.wait(30)
+        return self._text
+
+
 @pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
 def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: Stage, watched: bool) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def answer(request: Any, token: Any) -> str:
-        begun.set()
-        assert go.wait(30)
-        return '{"cards": []}'
-
+    answer = LateAnswer('{"cards": []}')
     if not watched:
         stage.engine.close()
     job_id = stage.new_cards(stage.asking(answer))
     delivery = stage.start(job_id)
-    assert begun.wait(10)
+    assert answer.begun.wait(10)
     newer = _take_over(stage, job_id)
     assert [call["state"] for call in stage.usage(job_id)] == ["lost"]
     if watched:
         assert delivery.wait() == "lost"
     before = stage.kit.row(job_id)
-    go.set()
+    answer.go.set()
     poll(lambda: not stage.engine.active(), what="the code returned")
     assert delivery.wait() == "lost"
     (call,) = stage.usage(job_id)
@@ -394,23 +401,17 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
 def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
     stage: Stage, watched: bool, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def answer(request: Any, token: Any) -> str:
-        begun.set()
-        assert go.wait(30)
-        return json.dumps(CARDS)
-
+    answer = LateAnswer(json.dumps(CARDS))
     if not watched:
         stage.engine.close()
     job_id = stage.new_cards(stage.asking(answer))
     delivery = stage.start(job_id)
-    assert begun.wait(10)
+    assert answer.begun.wait(10)
     newer = _take_over(stage, job_id)
     if watched:
         assert delivery.wait() == "lost"
     before = stage.kit.row(job_id)
-    go.set()
+    answer.go.set()
     assert delivery.wait() == "lost"
     poll(lambda: not stage.engine.active(), what="the code returned")
     assert stage.kit.row(job_id) == before
