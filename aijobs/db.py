@@ -16,24 +16,17 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     JSON,
-    CursorResult,
     DateTime,
-    Delete,
     Dialect,
     Engine,
     MetaData,
     String,
-    Table,
     Text,
     TypeDecorator,
-    Update,
     select,
 )
 from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
 from sqlalchemy.dialects.mysql import LONGTEXT
-from sqlalchemy.dialects.mysql import insert as mysql_insert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
@@ -246,28 +239,6 @@ def _for_reading(engine: Engine) -> Engine:
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="AUTOCOMMIT")
     return engine
-
-
-def change_rows(session: Session, statement: Update | Delete) -> int:
-    """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
-
-    Objects that the session holds are not brought up to date: read again what is needed.
-    """
-    result = session.execute(statement.execution_options(synchronize_session=False))
-    return cast("CursorResult[Any]", result).rowcount
-
-
-def insert_if_absent(session: Session, model: type[Base], key: str, **values: Any) -> None:
-    """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
-    table, dialect = cast(Table, model.__table__), session.get_bind().dialect
-    if is_mysql(dialect):
-        # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
-        mysql = mysql_insert(table).values(**values)
-        session.execute(mysql.on_duplicate_key_update({key: table.c[key]}))
-    elif dialect.name == "postgresql":
-        session.execute(postgresql_insert(table).values(**values).on_conflict_do_nothing(index_elements=[key]))
-    else:
-        session.execute(sqlite_insert(table).values(**values).on_conflict_do_nothing(index_elements=[key]))
 
 
 def savepoint(session: Session) -> Any:

@@ -68,7 +68,9 @@ class Clock(Protocol):
     """The port behind which leases, due times and claims are judged."""
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        """The present instant moved by `offset`, as an SQL expression."""
+        """The present instant moved by `offset`, as an SQL expression: for one offset always the same object, so that
+        statements which differ in nothing else are the same.
+        """
         ...
 
 
@@ -89,9 +91,12 @@ class ManualClock:
 
     def __init__(self, at: datetime) -> None:
         self.at = at
+        self._known: dict[timedelta, ColumnElement[datetime]] = {}
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        return bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
+        if offset not in self._known:
+            self._known[offset] = bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
+        return self._known[offset]
 
     def advance(self, by: timedelta) -> None:
         self.at += by

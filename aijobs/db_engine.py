@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import InvalidatePoolError
 
 from aijobs.machine import create_private
@@ -27,6 +27,10 @@ connection, and TCP alone gives up after a quarter of an hour. Beyond the wait f
 FRESH_S = 0.5
 """So long after it came back to the pool a connection is believed to be there (HikariCP's window too)."""
 _LEFT_AT = "aijobs_left_at"
+
+_STALE = "RevalidateCachedQuery"
+"""Where PostgreSQL finds that a prepared statement's columns are no longer those of the table: the error's code is used
+for much else, and its text is in the server's language."""
 
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
@@ -52,10 +56,11 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
-        options["connect_args"] = _postgresql_arguments(patient)
+        engine = create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
+        _renew_where_stale(engine)
     else:
-        options |= {"isolation_level": "READ COMMITTED", "connect_args": _mysql_arguments(patient)}
-    engine = create_engine(parsed, **options)
+        arguments = _mysql_arguments(patient)
+        engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
     return engine
 
@@ -82,15 +87,31 @@ def _ping_idle(engine: Engine) -> None:
             raise InvalidatePoolError from error  # It and those like it go, and the pool makes new ones.
 
 
+def _renew_where_stale(engine: Engine) -> None:
+    """Take a connection for cut whose prepared statements are older than a change of the schema: a new one has none.
+
+    The driver prepares a statement that comes often, which saves the server a fourth of its work for a job.
+    """
+
+    @event.listens_for(engine, "handle_error")
+    def failed(context: ExceptionContext) -> None:
+        diagnosis = getattr(context.original_exception, "diag", None)
+        if diagnosis is not None and diagnosis.source_function == _STALE:
+            context.is_disconnect = True
+
+
 def _postgresql_arguments(patient: bool) -> dict[str, Any]:
-    session = {"timezone": "UTC", "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s"}
+    session = {
+        "timezone": "UTC",
+        "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
+        # A plan for any value is of the table as it was: one of few rows, where a backlog came since.
+        "plan_cache_mode": "force_custom_plan",
+    }
     if not patient:
         session["lock_timeout"] = f"{LOCK_WAIT_S}s"
     return {
         "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
         "connect_timeout": 5,
-        # A plan that outlives its transaction fails where a migration changes a column meanwhile.
-        "prepare_threshold": None,
         # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
         # isn't acknowledged, or is asked for and doesn't come, ends the connection.
         "keepalives_idle": 10,

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.ai.credentials import CredentialVault, Place, Sealed, SealedKey
 from aijobs.ai.models import UserModelCredential
-from aijobs.db import change_rows
 from aijobs.db_clock import Clock, read_clock
+from aijobs.db_statements import change_rows
 from aijobs.errors import SettingsError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL

@@ -12,8 +12,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
-from aijobs.db import change_rows
 from aijobs.db_clock import Clock
+from aijobs.db_statements import change_rows
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
 

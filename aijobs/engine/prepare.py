@@ -17,7 +17,7 @@ from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
 from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.jobs.history import WORKER
-from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, claim_of
+from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, Locked, claim_of
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, Sparing, get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
@@ -62,16 +62,19 @@ class Prepare:
             self._leave_unknown(message)
             return None
         try:
-            job = self._lock(message)
+            job, event_id = self._lock(message)
         except JobLockConflict as refused:
             reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
         definition, claim = self._registry.get(job.job_type), claim_of(job)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
-        return Run(job, claim, definition, CancellationToken(definition.execution.timeout_ms / 1000, progress.show))
+        token = CancellationToken(definition.execution.timeout_ms / 1000, progress.show)
+        run = Run(job, claim, definition, token, event_id)
+        logger.info("job.locked", **run.fields())
+        return run
 
-    def _lock(self, message: JobMessage) -> AiJob:
+    def _lock(self, message: JobMessage) -> Locked:
         """The message's job, locked, or the one whose turn it is: the slot is free, and must not idle.
 
         The message of a job that has to wait goes back before anything is locked, so that nothing is lost between.

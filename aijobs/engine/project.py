@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -10,8 +10,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database, savepoint
-from aijobs.definitions.projector import Artifact, ResultProjector
+from aijobs.db import Database
+from aijobs.db_statements import insert_rows
+from aijobs.definitions.projector import Artifact
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
 from aijobs.errors import JobError, LifecycleError
@@ -34,17 +35,8 @@ class Project:
 
     def project(self, run: Run) -> AiJob:
         """The succeeded job. An error rolls everything back: `JobError` INTERNAL_PROJECTION, or a `LifecycleError`."""
-
-        def commit(session: Session) -> AiJob:
-            job = self._lifecycle.lock_row(session, run.claim)
-            output = job.validated_output if run.output is None else run.output
-            artifacts = self._artifacts(session, run, job, output)
-            return self._lifecycle.mark_succeeded(
-                run.claim, session, artifact_count=len(artifacts), duration_ms=run.stopwatch.ms
-            )
-
         try:
-            return self._database.write(commit, ended(run.claim, SUCCEEDED))
+            return self._end(run)
         except (JobError, LifecycleError):
             raise
         except PoolTimeout as error:
@@ -55,38 +47,42 @@ class Project:
         except Exception as error:
             raise JobError("INTERNAL_PROJECTION", "the projector raised") from error
 
-    def _artifacts(self, session: Session, run: Run, job: AiJob, output: Any) -> Sequence[Artifact]:
-        """Run the projector and note its artifacts; what is on record where it was all there before."""
+    def _end(self, run: Run) -> AiJob:
+        try:
+            return self._commit(run, lambda session, output: self._make(session, run, output))
+        except IntegrityError as error:
+            conflict = error
+        return self._commit(run, lambda session, _: self._find(session, run, conflict))
+
+    def _commit(self, run: Run, artifacts: Callable[[Session, Any], Sequence[Artifact]]) -> AiJob:
+        def commit(session: Session) -> AiJob:
+            saved = self._lifecycle.lock_row(session, run.claim)
+            count = len(artifacts(session, saved if run.output is None else run.output))
+            ms = run.stopwatch.ms
+            return self._lifecycle.mark_succeeded(run.claim, session, artifact_count=count, duration_ms=ms)
+
+        return self._database.write(commit, ended(run.claim, SUCCEEDED))
+
+    def _make(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
+        """Run the projector and note its artifacts."""
         if run.definition.projector is None:
             return ()
         projector = self._registry.projector(run.definition.projector)
-        try:
-            with savepoint(session):
-                return self._write(session, run, projector, job, output)
-        except IntegrityError as error:
-            recorded = self._recorded(session, job.id)
-            if not recorded:
-                raise JobError("INTERNAL_PROJECTION", "a unique conflict, and no artifact of this job") from error
-            logger.info(f"job.projected {DUPLICATE_MARK}", artifacts=len(recorded), **run.fields())
-            return recorded
-
-    def _write(
-        self, session: Session, run: Run, projector: ResultProjector, job: AiJob, output: Any
-    ) -> Sequence[Artifact]:
         run.projecting = True
         try:
-            artifacts = projector.project(session, job, output).artifacts
+            artifacts = projector.project(session, run.job, output).artifacts
         finally:
             run.projecting = False
-        session.add_all(
-            AiJobArtifact(job_id=job.id, artifact_type=a.artifact_type, artifact_id=a.artifact_id, ordinal=a.ordinal)
-            for a in artifacts
-        )
-        session.flush()
+        insert_rows(session, AiJobArtifact, [{"job_id": run.job.id, **artifact._asdict()} for artifact in artifacts])
         return artifacts
 
-    def _recorded(self, session: Session, job_id: str) -> list[Artifact]:
+    def _find(self, session: Session, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
+        """What is on record, where the projection met rows that were there before."""
         rows = session.execute(
-            select(AiJobArtifact).where(AiJobArtifact.job_id == job_id).order_by(AiJobArtifact.ordinal)
+            select(AiJobArtifact).where(AiJobArtifact.job_id == run.job.id).order_by(AiJobArtifact.ordinal)
         ).scalars()
-        return [Artifact(row.artifact_type, row.artifact_id, row.ordinal) for row in rows]
+        recorded = [Artifact(row.artifact_type, row.artifact_id, row.ordinal) for row in rows]
+        if not recorded:
+            raise JobError("INTERNAL_PROJECTION", "a unique conflict, and no artifact of this job") from conflict
+        logger.info(f"job.projected {DUPLICATE_MARK}", artifacts=len(recorded), **run.fields())
+        return recorded

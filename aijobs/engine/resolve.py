@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.credentials import SealedKey
@@ -22,11 +21,6 @@ from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.snapshots import read_snapshot
-from aijobs.logs import get_logger
-from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import OutboxEvent
-
-logger = get_logger(__name__)
 
 MOST_OUTPUT_TOKENS = 64_000
 """More room than this is given to no answer that was cut off: the prompt asks for less instead."""
@@ -55,11 +49,11 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the database holds of an attempt's work; nothing of one whose output is saved."""
+    """What the database holds of an attempt's work."""
 
-    credential: SealedKey | None = None
-    snapshot: AiJobSnapshot | None = None
-    retries: Counter[str] = field(default_factory=Counter)
+    credential: SealedKey | None
+    snapshot: AiJobSnapshot | None
+    retries: Counter[str]
 
 
 class Resolve:
@@ -74,14 +68,12 @@ class Resolve:
     def resolve(self, run: Run) -> Resolved | None:
         """The attempt's input and request; None where an output is saved, so that there is nothing to ask for.
 
-        Tells of the lock on the way, as the one session that it opens also reads which event asked for this attempt.
         `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG.
         """
         job, definition = run.job, run.definition
-        known = self._database.look(lambda session: self._read(session, run))
-        logger.info("job.locked", **run.fields())
         if job.output_hash is not None:
             return None
+        known = self._database.look(lambda session: self._read(session, job))
         if job.credential_mode != PLATFORM_KEY:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
@@ -114,12 +106,7 @@ class Resolve:
         )
         return Resolved(content, request, routes)
 
-    def _read(self, session: Session, run: Run) -> _Known:
-        job = run.job
-        key = enqueue_key(job, run.claim.attempt_no)
-        run.outbox_id = session.execute(select(OutboxEvent.id).where(OutboxEvent.dedupe_key == key)).scalar()
-        if job.output_hash is not None:
-            return _Known()
+    def _read(self, session: Session, job: AiJob) -> _Known:
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
         return _Known(sealed, read_snapshot(session, job.id), count_retries(session, job))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, update
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.db import change_rows
 from aijobs.db_clock import Clock
+from aijobs.db_statements import change_by
 from aijobs.errors import (
     CancelRequested,
     IllegalTransition,
@@ -46,8 +46,24 @@ NOT_ASKED = AiJob.cancel_requested_at.is_(None)
 """Nobody asked to cancel it."""
 
 
-def holds(claim: Claim) -> ColumnElement[bool]:
-    return and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by == claim.token, AiJob.attempt_no == claim.attempt_no)
+THE_JOB = AiJob.id == bindparam("of_job")
+"""The one job that the parameters `of` name."""
+HELD = and_(
+    THE_JOB,
+    AiJob.lifecycle_status == RUNNING,
+    AiJob.locked_by == bindparam("of_token"),
+    AiJob.attempt_no == bindparam("of_attempt"),
+)
+"""It is held under the claim that they name."""
+_ONE_MORE = AiJob.event_seq + 1
+_JOB = select(AiJob).where(THE_JOB).execution_options(populate_existing=True)
+
+
+def of(who: str | Claim) -> dict[str, Any]:
+    """The parameters that say which job, and under which claim."""
+    if isinstance(who, Claim):
+        return {"of_job": who.job_id, "of_token": who.token, "of_attempt": who.attempt_no}
+    return {"of_job": who}
 
 
 class JobChanges:
@@ -57,24 +73,25 @@ class JobChanges:
         self._clock, self._outbox = clock, outbox
 
     def get(self, session: Session, job_id: str) -> AiJob:
-        job = session.get(AiJob, job_id, populate_existing=True)
+        job = session.execute(_JOB, of(job_id)).scalar()
         if job is None:
             raise JobGone(job_id, "there is no such job")
         return job
 
-    def set(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
-        changed = change_rows(session, update(AiJob).where(AiJob.id == job_id, *where).values(**values))
-        return changed == 1
+    def set(self, session: Session, who: str | Claim, *where: ColumnElement[bool], **values: Any) -> bool:
+        """One compare-and-set of a job by its id, or of the one that is held under a claim."""
+        mine = HELD if isinstance(who, Claim) else THE_JOB
+        return change_by(session, AiJob, mine, *where, of=of(who), **values) == 1
 
-    def change(self, session: Session, job_id: str, *where: ColumnElement[bool], **values: Any) -> bool:
+    def change(self, session: Session, who: str | Claim, *where: ColumnElement[bool], **values: Any) -> bool:
         """One compare-and-set that the history will tell: `event_seq` numbers its row."""
-        return self.set(session, job_id, *where, event_seq=AiJob.event_seq + 1, **values)
+        return self.set(session, who, *where, event_seq=_ONE_MORE, **values)
 
     def held_change(
         self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
     ) -> AiJob:
         """A holder's change with its history row, and its end event where it ends the job."""
-        if not self.change(session, claim.job_id, holds(claim), *where, **values):
+        if not self.change(session, claim, *where, **values):
             raise self.refusal(session, claim)
         return self.tell(session, claim.job_id, note, claim.instance)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from aijobs.errors import describe
 from aijobs.jobs.models import AiJob
@@ -27,6 +28,13 @@ def claim_of(job: AiJob) -> Claim:
     if job.locked_by is None:
         raise ValueError(f"job {job.id} is held by nobody")
     return Claim(job.id, job.locked_by, job.attempt_no)
+
+
+class Locked(NamedTuple):
+    """A job that was just taken, and the id of the outbox event that asked for this attempt."""
+
+    job: AiJob
+    event_id: str | None
 
 
 @dataclass(frozen=True)

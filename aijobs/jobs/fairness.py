@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
 from aijobs.errors import NotYourTurn
-from aijobs.jobs.changes import DUE_AT, NOT_ASKED
+from aijobs.jobs.changes import DUE_AT, NOT_ASKED, THE_JOB, of
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
@@ -31,19 +31,19 @@ order of the turns."""
 class FairShare:
     """Keeps one user's backlog from holding up the others. Reads in the session of whoever locks."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, may_run: ColumnElement[bool]) -> None:
+        """`may_run`: a job that can be taken now."""
         self._clock = clock
+        self._shares = _SHARES.where(THE_JOB, may_run)
         self._last: dict[str, str] = {}
         """Whom this process put before another last, by queue: the next turn is the next user's."""
 
-    def check(
-        self, session: Session, job_id: str, may_run: ColumnElement[bool], job_types: Collection[str] | None
-    ) -> None:
-        """`NotYourTurn` where the job `may_run`, its user has his share, and another who holds fewer waits.
+    def check(self, session: Session, job_id: str, job_types: Collection[str] | None) -> None:
+        """`NotYourTurn` where the job may run, its user has his share, and another who holds fewer waits.
 
         `job_types` are those that the asker can run: another's job of a type that he can't would help nobody.
         """
-        found = session.execute(_SHARES.where(AiJob.id == job_id, may_run)).all()
+        found = session.execute(self._shares, of(job_id)).all()
         if not found:
             return  # It can't be taken at all, which the lock itself finds.
         asked, held = found[0], {row.holder: row.number for row in found if row.holder is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
+from aijobs.db_statements import insert_row
 from aijobs.jobs.models import AiJob, AiJobEvent
 
 WORKER = "worker"
@@ -26,17 +27,16 @@ def record(
     duration_ms: int | None = None,
 ) -> None:
     """Append one row. `job.event_seq` was raised by the UPDATE that this row tells of, and numbers it."""
-    session.add(
-        AiJobEvent(
-            job_id=job.id,
-            seq=job.event_seq if seq is None else seq,
-            type=event_type,
-            attempt_no=job.attempt_no,
-            actor=actor,
-            instance=instance,
-            error_code=error_code,
-            duration_ms=duration_ms,
-            at=clock.now(),
-        )
+    insert_row(
+        session,
+        AiJobEvent,
+        job_id=job.id,
+        seq=job.event_seq if seq is None else seq,
+        type=event_type,
+        attempt_no=job.attempt_no,
+        actor=actor,
+        instance=instance,
+        error_code=error_code,
+        duration_ms=duration_ms,
+        at=clock.now(),
     )
-    session.flush()

@@ -10,26 +10,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select, update
-from sqlalchemy.orm import Session, undefer
+from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select
+from sqlalchemy.orm import Session
 
 from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import TRIES, Database, change_rows
+from aijobs.db import TRIES, Database
 from aijobs.db_clock import Clock
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
-from aijobs.jobs.changes import DUE_AT, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, holds, saved
-from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, claim_of
+from aijobs.jobs.changes import DUE_AT, HELD, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, of, saved
+from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, Locked, claim_of
 from aijobs.jobs.fairness import FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
 from aijobs.outbox.repository import OutboxRepository
 
-__all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "claim_of"]
+__all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "Locked", "claim_of"]
 
 WORKER_LOST = "INTERNAL_WORKER_LOST"
 ASKED, SAVED = 10, 90
@@ -38,10 +39,13 @@ ASKED, SAVED = 10, 90
 
 _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
 """A job that a worker may lock, once it is due."""
+_HELD_OUTPUT = select(AiJob.validated_output).where(HELD, NOT_ASKED).with_for_update()
+_NEXT_ATTEMPT = AiJob.attempt_no + 1
 _FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
 _FREE = {"locked_by": null(), "locked_at": null(), "lock_until": null()}
 
 
+@lru_cache
 def _raised(percent: int) -> ColumnElement[int]:
     return case((AiJob.progress < percent, percent), else_=AiJob.progress)
 
@@ -59,7 +63,10 @@ class LifecycleRepository:
 
     def __init__(self, database: Database, clock: Clock, outbox: OutboxRepository, lease: Lease) -> None:
         self._database, self._clock, self._outbox, self._lease = database, clock, outbox, lease
-        self._changes, self._fair_share = JobChanges(clock, outbox), FairShare(clock)
+        self._changes = JobChanges(clock, outbox)
+        self._may_run = and_(DUE_AT <= clock.now(), _TO_BE_RUN)
+        self._first_start = func.coalesce(AiJob.started_at, clock.now())
+        self._fair_share = FairShare(clock, self._may_run)
 
     # --- creating and locking ----------------------------------------------------------------------------------
 
@@ -76,39 +83,42 @@ class LifecycleRepository:
         record(session, self._clock, job, "created", actor=actor if job.trigger_type == "user" else job.trigger_type)
         return job
 
-    def lock_job(self, job_id: str, instance_id: str, job_types: Collection[str] | None = None) -> AiJob:
-        """Take a due job for a new attempt and return it; `JobLockConflict` where it can't be taken now.
+    def lock_job(self, job_id: str, instance_id: str, job_types: Collection[str] | None = None) -> Locked:
+        """Take a due job for a new attempt; `JobLockConflict` where it can't be taken now.
 
         Due, held by nobody, not asked to cancel, and of a queue that isn't paused: in one statement. `NotYourTurn`
         where its user has a share of the queue already, and another waits for work of `job_types` (of any).
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
-        may_run = and_(DUE_AT <= self._clock.now(), _TO_BE_RUN)
 
-        def lock(session: Session) -> AiJob:
-            self._fair_share.check(session, job_id, may_run, job_types)
-            if not self._changes.change(session, job_id, may_run, lifecycle_status=RUNNING, **self._locked(token)):
+        def lock(session: Session) -> Locked:
+            self._fair_share.check(session, job_id, job_types)
+            if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
             job = self._changes.get(session, job_id)
-            self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at)
+            event_id = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at)
             record(session, self._clock, job, "locked", instance=instance_id)
-            return job
+            return Locked(job, event_id)
 
-        def ours(session: Session) -> AiJob | None:
-            return session.execute(select(AiJob).where(AiJob.id == job_id, AiJob.locked_by == token)).scalar()
+        def ours(session: Session) -> Locked | None:
+            job = session.execute(select(AiJob).where(AiJob.id == job_id, AiJob.locked_by == token)).scalar()
+            if job is None:
+                return None
+            event = self._outbox.enqueue_event(session, job, job.attempt_no)
+            return Locked(job, event.id if event else None)
 
         return self._database.write(lock, settle=ours)
 
     def _locked(self, token: str) -> dict[str, Any]:
-        now = self._clock.now()
         return {
+            "lifecycle_status": RUNNING,
             "locked_by": token,
-            "locked_at": now,
+            "locked_at": self._clock.now(),
             "lock_until": self._clock.now(self._lease.length),
-            "attempt_no": AiJob.attempt_no + 1,
+            "attempt_no": _NEXT_ATTEMPT,
             "next_attempt_at": None,
             "progress": _FIRST_PROGRESS,
-            "started_at": func.coalesce(AiJob.started_at, now),
+            "started_at": self._first_start,
         }
 
     # --- while an attempt runs ---------------------------------------------------------------------------------
@@ -125,8 +135,7 @@ class LifecycleRepository:
         """A holder's write that is no change of state, and leaves no history."""
 
         def change(session: Session) -> None:
-            changed = change_rows(session, update(AiJob).where(AiJob.id == claim.job_id, holds(claim)).values(**values))
-            if changed != 1:
+            if not self._changes.set(session, claim, **values):
                 raise self._changes.refusal(session, claim)
 
         self._database.write(change, tries=tries)
@@ -149,21 +158,15 @@ class LifecycleRepository:
         note = Note("provider_called")
         return self._changes.held_change(session, claim, note, NOT_ASKED, progress=_raised(ASKED))
 
-    def lock_row(self, session: Session, claim: Claim) -> AiJob:
-        """The held job with its row locked until the end of the transaction, for a projection.
+    def lock_row(self, session: Session, claim: Claim) -> Any:
+        """Lock the held job's row until the end of the transaction, for a projection; its saved output (None).
 
         `CancelRequested` where a cancel was asked for, `LockLost` where the claim is gone.
         """
-        job = session.execute(
-            select(AiJob)
-            .where(AiJob.id == claim.job_id, holds(claim), NOT_ASKED)
-            .options(undefer(AiJob.validated_output))
-            .with_for_update()
-            .execution_options(populate_existing=True)
-        ).scalar()
-        if job is None:
+        row = session.execute(_HELD_OUTPUT, of(claim)).one_or_none()
+        if row is None:
             raise self._changes.refusal(session, claim)
-        return job
+        return row.validated_output
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -206,9 +209,9 @@ class LifecycleRepository:
 
         if isinstance(job, Claim):
             claim = job
-            return self._in(session, lambda s: self._cancel(s, claim.job_id, holds(claim), claim, WORKER), ended(claim))
+            return self._in(session, lambda s: self._cancel(s, claim, WORKER), ended(claim))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, WAITS, job_id, SYSTEM), cancelled(job_id))
+        return self._in(session, lambda s: self._cancel(s, job_id, SYSTEM, WAITS), cancelled(job_id))
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record the wish to cancel, once; and end the job at once where no worker holds it.
@@ -230,7 +233,7 @@ class LifecycleRepository:
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
             self._outbox.settle_enqueue(session, job, job.attempt_no + 1, job.cancel_requested_at)
-            return self._cancel(session, job_id, WAITS, job_id, by)
+            return self._cancel(session, job_id, by, WAITS)
 
         return self._database.write(request)
 
@@ -330,7 +333,7 @@ class LifecycleRepository:
 
         def end(session: Session) -> AiJob:
             waits_for_it = and_(WAITS, AiJob.attempt_no == attempt - 1, NOT_ASKED)
-            if not self._changes.change(session, job_id, waits_for_it, lifecycle_status=RUNNING, **self._locked(token)):
+            if not self._changes.change(session, job_id, waits_for_it, **self._locked(token)):
                 raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
             job = self._changes.get(session, job_id)
             record(session, self._clock, job, "locked", actor=actor, instance=instance)
@@ -390,15 +393,14 @@ class LifecycleRepository:
         try:
             job = self._changes.held_change(session, claim, note, NOT_ASKED, *where, **values)
         except CancelRequested:
-            return self._cancel(session, claim.job_id, and_(holds(claim), *where), claim, note.actor)
+            return self._cancel(session, claim, note.actor, *where)
         mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
         return job
 
-    def _cancel(self, session: Session, job_id: str, where: ColumnElement[bool], who: str | Claim, actor: str) -> AiJob:
-        asked = AiJob.cancel_requested_at.is_not(None)
-        if not self._changes.change(session, job_id, where, asked, **self._final(CANCELLED)):
+    def _cancel(self, session: Session, who: str | Claim, actor: str, *where: ColumnElement[bool]) -> AiJob:
+        if not self._changes.change(session, who, ~NOT_ASKED, *where, **self._final(CANCELLED)):
             raise self._changes.refusal(session, who, cancelling=True)
-        instance = who.instance if isinstance(who, Claim) else None
+        job_id, instance = (who.job_id, who.instance) if isinstance(who, Claim) else (who, None)
         job = self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job

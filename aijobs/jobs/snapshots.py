@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session, undefer
 
 from aijobs.ai.redaction import VERSION, Redacted, redact
 from aijobs.canonical import canonical_bytes, canonical_hash
-from aijobs.db import change_rows
 from aijobs.db_clock import Clock, read_clock
+from aijobs.db_statements import change_rows
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.db import change_rows, insert_if_absent
 from aijobs.db_clock import Clock
+from aijobs.db_statements import change_rows, insert_if_absent
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
@@ -23,10 +23,7 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 """The wait after the first and the second failure."""
 
 
-_UNSENT = select(OutboxEvent.id).where(
-    OutboxEvent.dedupe_key == bindparam("key"), OutboxEvent.status.in_((PENDING, PROCESSING))
-)
-"""The event of a key, where nobody has marked it published yet."""
+_BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_key == bindparam("key"))
 
 
 def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
@@ -123,20 +120,22 @@ class OutboxRepository:
             **values,
         )
 
-    def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> None:
-        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
+    def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> str | None:
+        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more. Its id.
 
         Looked at first: where the job waited for more than a moment it is marked already, and an UPDATE is dearer.
         """
-        key = enqueue_key(job, attempt)
-        if session.execute(_UNSENT, {"key": key}).scalar() is None:
-            return
-        change_rows(
-            session,
-            update(OutboxEvent)
-            .where(OutboxEvent.dedupe_key == key, OutboxEvent.status.in_((PENDING, PROCESSING)))
-            .values(status=PUBLISHED, published_at=at, locked_by=None, locked_at=None),
-        )
+        event = session.execute(_BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
+        if event is None:
+            return None
+        if event.status in (PENDING, PROCESSING):
+            change_rows(
+                session,
+                update(OutboxEvent)
+                .where(OutboxEvent.id == event.id, OutboxEvent.status.in_((PENDING, PROCESSING)))
+                .values(status=PUBLISHED, published_at=at, locked_by=None, locked_at=None),
+            )
+        return event.id
 
     # --- claiming ----------------------------------------------------------------------------------------------
 
@@ -197,9 +196,9 @@ class OutboxRepository:
         )
         return list(claimed.scalars())
 
-    def enqueue_event(self, session: Session, job: AiJob) -> OutboxEvent | None:
-        """The event that asks for the job's next attempt, or None where there is none."""
-        key = enqueue_key(job, job.attempt_no + 1)
+    def enqueue_event(self, session: Session, job: AiJob, attempt: int | None = None) -> OutboxEvent | None:
+        """The event that asks for the job's `attempt` (its next), or None where there is none."""
+        key = enqueue_key(job, job.attempt_no + 1 if attempt is None else attempt)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar()
 
     def jobs_of(self, session: Session, events: Sequence[OutboxEvent]) -> dict[str, AiJob]:

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Table, event, func, select, update
+from sqlalchemy import Table, event, func, select, text, update
 
-from aijobs.db import Base, Database
+from aijobs.db import Base, Database, is_mysql
 from aijobs.db_clock import Clock, ManualClock
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
@@ -98,7 +98,7 @@ class Kit:
 
     def lock(self, job_id: str, instance: str = "worker-1") -> Claim:
         """Take the job; the claim."""
-        return claim_of(self.lifecycle.lock_job(job_id, instance))
+        return claim_of(self.lifecycle.lock_job(job_id, instance).job)
 
     def running(self, **changes: Any) -> Claim:
         """The claim of a new job that a worker just took."""
@@ -146,6 +146,12 @@ class Kit:
         """Overwrite columns of a job behind the lifecycle's back."""
         with self.database.transaction() as session:
             session.execute(update(AiJob).where(AiJob.id == job_id).values(**values))
+
+    def analyze(self, table: str) -> None:
+        """Have the database learn how many rows of which kind a table holds, as it does by itself in time."""
+        words = "ANALYZE TABLE" if is_mysql(self.database.engine.dialect) else "ANALYZE"
+        with self.database.engine.begin() as connection:
+            connection.execute(text(f"{words} {table}"))
 
     # --- reading -----------------------------------------------------------------------------------------------
 

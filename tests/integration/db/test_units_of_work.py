@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import Connection, event, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from aijobs.db import Database, change_rows, savepoint
+from aijobs.db import Database, savepoint
 from aijobs.db_clock import ManualClock
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.db_statements import change_rows
+from aijobs.jobs.lifecycle import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
@@ -63,7 +64,7 @@ def test_a_commit_whose_answer_was_lost_is_settled_by_reading(kit: Kit, when: An
         assert left == [0], f"{name}: nothing was lost"
         assert kit.types(job_id) == told + added, f"{name}, lost {when} it took effect"
         assert _without_names(kit.row(job_id)) == expected, f"{name}, lost {when} it took effect"
-        job = answer.job if isinstance(answer, CreatedJob) else answer
+        job = answer.job if isinstance(answer, CreatedJob | Locked) else answer
         if job is not None:
             assert job.event_seq == kit.job(job.id).event_seq
             assert job.lifecycle_status == kit.job(job.id).lifecycle_status
@@ -167,7 +168,7 @@ def test_a_commit_lost_at_the_last_try_is_settled_too(kit: Kit) -> None:
     event.listen(kit.database.engine, "before_cursor_execute", inject)
     try:
         with lose_commits(kit.database, "after"):
-            job = kit.lifecycle.lock_job(job_id, "worker-1")
+            job = kit.lifecycle.lock_job(job_id, "worker-1").job
     finally:
         event.remove(kit.database.engine, "before_cursor_execute", inject)
     assert (job.locked_by, job.attempt_no) == (kit.job(job_id).locked_by, 1)
@@ -291,6 +292,33 @@ def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
             assert session.execute(number).scalar_one() not in dead
 
 
+def test_a_column_that_changes_under_a_worker_breaks_none_of_its_jobs(kit: Kit, database_server: Databases) -> None:
+    """A migration while workers run: on PostgreSQL connections have statements prepared for the table as it was."""
+    if database_server.kind == "sqlite":
+        pytest.skip("no column's type is changed in place there")
+    change = {"postgresql": "ALTER COLUMN word TYPE", "mariadb": "MODIFY word"}[database_server.kind]
+
+    def look(session: Any) -> Any:
+        return session.execute(text("SELECT word FROM moving")).scalar_one()
+
+    with kit.database.engine.connect() as migration:
+        for statement in ("CREATE TABLE moving (word varchar(10))", "INSERT INTO moving VALUES ('here')"):
+            migration.execute(text(statement))
+        migration.commit()
+        try:
+            for length, work in ((20, kit.database.look), (30, kit.database.write)):
+                for _ in range(PREPARED_AFTER):
+                    assert work(look) == "here"
+                migration.execute(text(f"ALTER TABLE moving {change} varchar({length})"))
+                migration.commit()
+                assert work(look) == "here"
+        finally:
+            migration.execute(text("DROP TABLE moving"))
+            migration.commit()
+
+
+PREPARED_AFTER = 7
+"""The driver prepares a statement after the fifth time."""
 _CONNECTION_NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -16,6 +17,7 @@ from aijobs.db import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of
+from aijobs.jobs.models import AiJob
 from tests.integration.engine.stage import CARDS, Stage
 from tests.support.lines import captured_lines
 
@@ -302,7 +304,7 @@ def test_how_far_an_attempt_is_can_be_seen_while_it_runs(stage: Stage, monkeypat
         key = "looking"
 
         def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
-            seen.append(job.progress)
+            seen.append(session.execute(select(AiJob.progress).where(AiJob.id == job.id)).scalar_one())
             return ProjectionResult([])
 
     job_id = stage.new_cards(stage.asking(answer, projector=Looking()))

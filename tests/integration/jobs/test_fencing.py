@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.ai.usage import CallResult, UsageLog
-from aijobs.db import change_rows
+from aijobs.db_statements import change_rows
 from aijobs.errors import JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo
 from aijobs.jobs.models import AiJob

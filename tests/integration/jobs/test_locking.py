@@ -28,7 +28,7 @@ def test_of_32_workers_that_want_one_job_exactly_one_gets_it(live_kit: Kit) -> N
 def test_a_lock_is_seen_by_others_at_once_and_lasts_a_minute_of_one_clock(live_kit: Kit) -> None:
     kit = live_kit
     job_id = kit.new_job().id
-    job = kit.lifecycle.lock_job(job_id, "worker-1")
+    job = kit.lifecycle.lock_job(job_id, "worker-1").job
     with kit.database.engine.connect() as other:
         assert other.exec_driver_sql("SELECT lifecycle_status FROM ai_jobs").scalar() == "running"
     assert job.locked_at is not None

@@ -32,7 +32,7 @@ def test_whoever_may_hurt_themselves_reads_words_of_care(
     client: FlaskClient, services: Services, language: str, words: str
 ) -> None:
     job_id = new_job(client)
-    claim = claim_of(services.lifecycle.lock_job(job_id, "worker"))
+    claim = claim_of(services.lifecycle.lock_job(job_id, "worker").job)
     services.lifecycle.mark_failed(claim, JobErrorInfo("CONTENT_SAFETY_SELF_HARM", "public", "rule zh-self-harm"))
     answer: Any = client.get(f"/api/ai/jobs/{job_id}", headers={**as_user(), "Accept-Language": language}).json
     assert answer["errorCode"] == "CONTENT_SAFETY_SELF_HARM"

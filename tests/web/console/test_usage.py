@@ -217,7 +217,7 @@ def test_a_job_that_failed_and_will_be_tried_again_waits_for_its_time(stage: Sta
 def test_a_job_whose_worker_stopped_waits_for_no_provider(stage: Stage) -> None:
     job_id = _cards(stage)
     stage.services.breaker.failed(scope_of("deepseek"), exhausted=True)
-    locked = stage.services.lifecycle.lock_job(job_id, str(stage.instance))
+    locked = stage.services.lifecycle.lock_job(job_id, str(stage.instance)).job
     stage.services.lifecycle.release(claim_of(locked))
     assert _waiting(stage, job_id)["reason"] not in ("breaker_open", "providers_busy", "not_due")
     assert _waiting(stage, stage.succeeded()) is None

@@ -1,0 +1,111 @@
+"""Writes by statement. Those of a job's way are put together once, and only their values change from job to job.
+
+To put a statement together costs a worker several times what it costs to send it: the greater part of a job, where
+the work itself is waiting. So what is the same each time (the columns, the conditions, SQL expressions such as the
+clock's now) makes a statement that is kept, and what differs are parameters. An expression is the same where it is the
+same object: one that is made for each call is right too, and costs what putting together costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from sqlalchemy import (
+    ClauseElement,
+    ColumnElement,
+    CursorResult,
+    Delete,
+    Dialect,
+    Insert,
+    Table,
+    Update,
+    insert,
+    update,
+)
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.orm import Session
+
+from aijobs.db import Base, is_mysql
+
+KEPT = 256
+"""So many statements of a kind are kept: those of a job's way are a dozen."""
+
+Expressions = tuple[tuple[str, ClauseElement], ...]
+"""What columns are set to by the database itself, by their names."""
+
+
+def change_rows(session: Session, statement: Update | Delete) -> int:
+    """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
+
+    Objects that the session holds are not brought up to date: read again what is needed.
+    """
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    return cast("CursorResult[Any]", result).rowcount
+
+
+def change_by(
+    session: Session, model: type[Base], *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
+) -> int:
+    """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`."""
+    expressions, plain = _apart(values)
+    return _run(session, _update(_table(model), where, expressions), {**plain, **of}).rowcount
+
+
+def insert_row(session: Session, model: type[Base], **values: Any) -> None:
+    """Insert a row that nobody needs as an object."""
+    expressions, plain = _apart(values)
+    _run(session, _insert(_table(model), expressions), plain)
+
+
+def insert_rows(session: Session, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that nobody needs as objects; none is nothing."""
+    if rows:
+        _run(session, _insert(_table(model), ()), rows)
+
+
+def insert_if_absent(session: Session, model: type[Base], key: str, **values: Any) -> None:
+    """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
+    expressions, plain = _apart(values)
+    _run(session, _insert_if_absent(session.get_bind().dialect, _table(model), key, expressions), plain)
+
+
+def _run(
+    session: Session, statement: Update | Insert, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> CursorResult[Any]:
+    session.flush()  # As `Session.execute` does, which would treat each as if it spoke of objects.
+    return session.connection().execute(statement, values)
+
+
+def _table(model: type[Base]) -> Table:
+    return cast(Table, model.__table__)
+
+
+def _apart(values: Mapping[str, Any]) -> tuple[Expressions, dict[str, Any]]:
+    """What is part of the statement, and what are its parameters."""
+    expressions = tuple((name, value) for name, value in values.items() if isinstance(value, ClauseElement))
+    return expressions, {name: value for name, value in values.items() if not isinstance(value, ClauseElement)}
+
+
+@lru_cache(KEPT)
+def _update(table: Table, where: tuple[ColumnElement[bool], ...], expressions: Expressions) -> Update:
+    return update(table).where(*where).values(dict(expressions))
+
+
+@lru_cache(KEPT)
+def _insert(table: Table, expressions: Expressions) -> Insert:
+    return insert(table).values(dict(expressions))
+
+
+@lru_cache(KEPT)
+def _insert_if_absent(dialect: Dialect, table: Table, key: str, expressions: Expressions) -> Insert:
+    values = dict(expressions)
+    if is_mysql(dialect):
+        # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
+        return mysql_insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
+    if dialect.name == "postgresql":
+        return postgresql_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+    return sqlite_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
