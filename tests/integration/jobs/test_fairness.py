@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import insert
 
 from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.ids import new_id
 from aijobs.jobs.fairness import FEW_DUE
 from aijobs.jobs.lifecycle import Claim, claim_of
 from aijobs.jobs.models import AiJob
+from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
 from tests.support.rows import build_job
 
@@ -227,29 +228,20 @@ def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) ->
 
 def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) -> None:
     """In an outage thousands of jobs wait for their time, and every lock comes by."""
-    kit, steps = sqlite_kit, [0]
+    kit = sqlite_kit
     a = backlog(kit, "a", 2)
     kit.lock(a[0])
 
-    def count(_conn: Any, cursor: Any, *_rest: Any) -> None:
-        cursor.connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 10)
-
-    def effort() -> int:
-        steps[0] = 0
-        event.listen(kit.database.engine, "before_cursor_execute", count)
-        try:
-            assert refused(kit, a[1]).instead == b
-        finally:
-            event.remove(kit.database.engine, "before_cursor_execute", count)
-        return steps[0]
+    def lock() -> None:
+        assert refused(kit, a[1]).instead == b
 
     (b,) = backlog(kit, "b", 1)
-    before = effort()
+    before = effort(kit.database.engine, lock)
     later = {"lifecycle_status": "running", "attempt_no": 1, "next_attempt_at": BEGIN + timedelta(minutes=5)}
     for number in range(100):
         backlog(kit, f"c{number:03}", 20, **later)
     backlog(kit, "a", 2000, **later)
-    assert effort() < 3 * before
+    assert effort(kit.database.engine, lock) < 3 * before
 
 
 def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event as events
-from sqlalchemy import insert, text
+from sqlalchemy import insert
 
 from aijobs.db import Database
 from aijobs.errors import ApiError
@@ -171,17 +171,11 @@ def test_a_mark_of_a_claim_that_is_over_changes_nothing(kit: Kit) -> None:
 
 
 def test_what_a_dispatcher_looks_for_is_found_by_an_index(kit: Kit) -> None:
-    kind = kit.database.engine.dialect.name
     with kit.database.transaction() as session:
         for status in ("published", "dead"):
             session.execute(insert(OutboxEvent), [_row(n, status=status, name=status) for n in range(5000)])
         session.execute(insert(OutboxEvent), [_row(n) for n in range(5)])
-    with kit.database.engine.connect() as connection:
-        if kind != "sqlite":
-            connection.execute(text("ANALYZE TABLE outbox_events" if kind == "mysql" else "ANALYZE outbox_events"))
-        else:
-            connection.execute(text("ANALYZE"))
-        connection.commit()
+    kit.analyze("outbox_events")
     kit.advance(60)
     for ask in (
         lambda s: repository(kit).find_dispatchable(s, 50, tried=False),

@@ -6,41 +6,49 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from aijobs.db import Database
+from aijobs.errors import describe
+from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import ENQUEUE, PUBLISHED, OutboxEvent
 from aijobs.queues.connection import ACL_RULES
-from aijobs.schema import upgrade
+from aijobs.queues.presence import HEARTBEAT_PREFIX
 from aijobs.settings import Settings
+from aijobs.testing.fakellm import FakeLlm, faults
+from aijobs.web.cli.tokens import issue_user_token
+from aijobs.web.factory import create_app
 from aijobs.wiring import Services, build_services
+from bench.providers import PROVIDERS
+from bench.reliability import SHORT_LEASES
+from tests.support.databases import OTHERS_LATER
 from tests.support.messages import SECRET
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Processes, Program, Run
+from tests.support.rows import prepare_database
 from tests.support.servers import ValkeyServer
+from tests.web.console.stage import Console, add_operators
 
 HUEY_CONSUMER = Path(sys.executable).with_name("huey_consumer")
-
-
-def migrate(url: str) -> None:
-    """Bring an empty database to the schema of this code."""
-    database = Database(url)
-    upgrade(database.engine)
-    database.dispose()
+USER = "user"
+BUSY_S = 10
+"""What a busy machine may take beyond the periods that are configured."""
 
 
 class Site:
     """A database, a broker's address, and the consumers that work on them."""
 
-    def __init__(self, processes: Processes, folder: Path, database_url: str, redis_url: str) -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, database_url: str, redis_url: str, settings: Mapping[str, str]
+    ) -> None:
         self._processes = processes
         self._folder = folder
         self.env = {
@@ -48,6 +56,7 @@ class Site:
             "AIJOBS_DATABASE_URL": database_url,
             "AIJOBS_REDIS_URL": redis_url,
             "AIJOBS_MESSAGE_KEYS": f"k1:{SECRET}",
+            **settings,
         }
         self.services: Services = build_services(Settings.load(self.env))
 
@@ -68,9 +77,11 @@ class Site:
 
     def create(self, *calls: dict[str, Any]) -> str:
         """A synthetic job; its creator hands its message over, if the broker is there."""
-        made = self.services.jobs.create_job(
-            CreateJobInput("user", "synthetic", "Note", "note-1", {"calls": list(calls) or [{"artifacts": 2}]})
-        )
+        return self.order("synthetic", {"calls": list(calls) or [{"artifacts": 2}]})
+
+    def order(self, job_type: str, job_input: dict[str, Any]) -> str:
+        """A job of any type."""
+        made = self.services.jobs.create_job(CreateJobInput(USER, job_type, "Note", "note-1", job_input))
         return made.job.id
 
     def job(self, job_id: str) -> AiJob:
@@ -101,15 +112,15 @@ class Site:
         return [job_id for worker in self.services.presence.read() for job_id in worker.active_job_ids]
 
 
-@pytest.fixture
-def build_site(
-    processes: Processes, run: Run, create_sqlite_database: Callable[..., str]
-) -> Iterator[Callable[[str], Site]]:
-    """`build_site(redis_url)`: a site over a fresh database."""
+SiteBuilder = Callable[..., Site]
+
+
+def _build_sites(processes: Processes, run: Run, create_database: Callable[..., str]) -> Iterator[SiteBuilder]:
     sites: list[Site] = []
 
-    def build(redis_url: str) -> Site:
-        sites.append(Site(processes, run.new_folder("site"), create_sqlite_database(migrate), redis_url))
+    def build(redis_url: str, **settings: str) -> Site:
+        url = create_database(prepare_database)
+        sites.append(Site(processes, run.new_folder("site"), url, redis_url, settings))
         return sites[-1]
 
     yield build
@@ -119,7 +130,19 @@ def build_site(
 
 
 @pytest.fixture
-def site(build_site: Callable[[str], Site], redis_url: str) -> Site:
+def build_site(processes: Processes, run: Run, create_sqlite_database: Callable[..., str]) -> Iterator[SiteBuilder]:
+    """`build_site(redis_url, **settings)`: a site over a fresh database."""
+    yield from _build_sites(processes, run, create_sqlite_database)
+
+
+@pytest.fixture
+def build_site_on_each(processes: Processes, run: Run, create_database: Callable[..., str]) -> Iterator[SiteBuilder]:
+    """As `build_site`, over each kind of database in turn."""
+    yield from _build_sites(processes, run, create_database)
+
+
+@pytest.fixture
+def site(build_site: SiteBuilder, redis_url: str) -> Site:
     return build_site(redis_url)
 
 
@@ -152,7 +175,7 @@ def test_a_job_goes_from_its_creators_hand_to_its_end(site: Site) -> None:
 
 @pytest.mark.long
 def test_a_job_made_while_the_broker_was_away_is_sent_by_the_dispatcher_once_it_is_back(
-    build_site: Callable[[str], Site], start_valkey: Callable[..., ValkeyServer]
+    build_site: SiteBuilder, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey()
     site = build_site(server.url)
@@ -186,6 +209,94 @@ def test_what_a_killed_worker_held_is_taken_up_at_once_by_the_next_on_its_host(s
     assert site.history(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
 
 
+def test_what_a_killed_worker_held_waits_for_no_lease_where_a_maintenance_consumer_starts_on_its_host(
+    build_site: SiteBuilder, redis_url: str
+) -> None:
+    site = build_site(redis_url, AIJOBS_LEASE_S="86400")  # No reaper could take it today.
+    worker = site.start("interactive", "-w", "1")
+    job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
+    held = site.wait_for(job_id, "running")
+
+    worker.kill()
+    site.start("maintenance", "-w", "1")
+    poll(lambda: site.job(job_id).locked_by is None, timeout=30, what="the job is given back")
+
+    job = site.job(job_id)
+    assert (job.lifecycle_status, job.attempt_no, job.lost_count) == ("running", 1, 1)
+    assert job.next_attempt_at < held.lock_until - timedelta(hours=23)
+    assert site.history(job_id) == ["created", "locked", "lease_lost"]
+    poll(lambda: site.services.broker.pending_count("ai-interactive") == 1, what="its next attempt waits for a worker")
+
+
+@OTHERS_LATER
+def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever(
+    build_site_on_each: SiteBuilder, redis_url: str, tmp_path: Path
+) -> None:
+    """Each is killed in the middle of a call: the last worker that one job may lose, and another job's first."""
+    with FakeLlm() as llm:
+        llm.script(faults.hang())
+        providers = tmp_path / "providers.toml"
+        providers.write_text(PROVIDERS.format(url=llm.url))
+        # Not too short: a worker that a busy machine keeps waiting must not count as lost before it is.
+        leases = SHORT_LEASES | {"AIJOBS_LEASE_S": "4"}
+        site = build_site_on_each(redis_url, AIJOBS_PROVIDERS=str(providers), **leases)
+        # Before the kill, so that it is no start of a consumer that gives the jobs back.
+        maintenance = site.start("maintenance", "-w", "1")
+        lost_before, background = (site.spawn(queue, "-w", "1") for queue in ("interactive", "background"))
+        ending, going_on = jobs = [site.create({"sleep_ms": 600_000}), site.order("flashcard_generation", SAMPLE_INPUT)]
+        poll(lambda: sorted(site.active_jobs()) == jobs, timeout=30, what="the heartbeats name the jobs")
+        lost_before.kill()
+        interactive = site.start("interactive", "-w", "1")
+        poll(lambda: sorted(site.active_jobs()) == [ending, *jobs], timeout=30, what="another has the first one's job")
+        llm.wait_for_calls(1)
+        client = create_app(services=site.services).test_client()
+        token = {"Authorization": f"Bearer {issue_user_token(site.services.settings, USER, hours=1)}"}
+
+        def ask() -> list[dict[str, Any]]:
+            return [client.get(f"/api/ai/jobs/{job_id}", headers=token).json for job_id in jobs]
+
+        assert [job["phase"] for job in ask()] == ["running", "running"]
+        for worker in (interactive, background):
+            worker.kill()
+        settings = site.services.settings
+        poll(
+            lambda: "running" not in [job["phase"] for job in ask()],
+            timeout=settings.lease_s + settings.lease_grace_s + settings.reaper_s + BUSY_S,
+            what="no client is told any more that its job runs",
+        )
+
+    failed, retrying = ask()
+    assert (failed["lifecycleStatus"], failed["errorCode"]) == ("failed", "INTERNAL_WORKER_LOST")
+    assert failed["publicErrorMessage"] == describe("INTERNAL_WORKER_LOST").en, "and nothing of a stack"
+    assert (retrying["phase"], retrying["attempt"]) == ("retrying", 1)
+    assert site.history(ending) == ["created", "locked", "lease_lost", "locked", "lease_lost", "failed"]
+    assert site.history(going_on) == ["created", "locked", "provider_called", "lease_lost"]
+
+    with site.services.database.engine.begin() as connection:
+        add_operators(connection)
+    console = Console(client)
+    console.sign_in("viewer")
+    for job_id in jobs:
+        assert "INTERNAL_WORKER_LOST" in console.soup(f"/console/jobs/{job_id}").find(id="job-why").get_text()
+    running = console.soup("/console/queues").find_all("dt", string="Running")
+    assert [count.find_next("dd").get_text(strip=True) for count in running] == ["0", "0"]
+    dead = {worker.pid for worker in (lost_before, interactive, background)}
+    assert {pid: state for pid, state in _workers_shown(console).items() if pid in dead} == dict.fromkeys(dead, "late")
+    # Who holds a job is shown, beating or not: nobody is once the heartbeats' time is over, which is over here at once.
+    beats = [beat.instance_id for beat in site.services.presence.read() if beat.pid in dead]
+    site.services.broker.client.delete(*(HEARTBEAT_PREFIX + instance for instance in beats))
+    assert set(_workers_shown(console)) == {maintenance.pid}
+
+
+def _workers_shown(console: Console) -> dict[int, str]:
+    """The state of each worker on the console's page of workers, by its pid."""
+    table = console.soup("/console/workers").find("section", attrs={"aria-label": "List of workers"})
+    return {
+        int(row.th.find(class_="strong").get_text().rpartition(":")[2]): row.find(class_="state")["data-state"]
+        for row in table.tbody.find_all("tr")
+    }
+
+
 def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
     first = site.start("interactive", "-w", "2", AIJOBS_SHUTDOWN_GRACE_S="1")
     job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
@@ -214,7 +325,7 @@ def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServe
 
 
 def test_a_job_runs_under_the_documented_redis_user(
-    build_site: Callable[[str], Site], start_valkey: Callable[..., ValkeyServer]
+    build_site: SiteBuilder, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
     site = build_site(server.url_for("aijobs", "secret"))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import event as sql_events
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select
 from sqlalchemy.exc import OperationalError
 
 from aijobs import logs
+from aijobs.db_clock import ManualClock
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
@@ -24,7 +25,8 @@ from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
-from tests.support.jobs import BACKGROUND_TYPE, Kit, race
+from tests.support.effort import effort
+from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lines import captured_lines
 from tests.support.rows import build_job
 
@@ -80,6 +82,14 @@ def waiting_jobs(kit: Kit, count: int, **changes: Any) -> list[str]:
     kit.broker.away = False
     kit.advance(1)
     return ids
+
+
+def claim_by_the_dead(kit: Kit) -> None:
+    """Have a dispatcher claim all that is due, and die."""
+    outbox = kit.services.outbox_events
+    with kit.database.read() as session:
+        found = outbox.find_dispatchable(session, 500, tried=False)
+    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
 
 
 def the_event(kit: Kit, job_id: str) -> OutboxEvent:
@@ -295,16 +305,46 @@ def _claimable(kit: Kit, job_id: str) -> bool:
     return the_event(kit, job_id).status == "pending"
 
 
+def test_dead_events_make_no_poll_dearer_however_many_and_are_never_sent_again(
+    create_database: Callable[..., str],
+) -> None:
+    """Dead rows once stayed among those that each poll went through, and piled up for ever."""
+    # A database of its own: so many rows are dropped sooner than wiped, and nobody else's reading is counted.
+    with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
+        broker = Refusing()
+        one = dispatcher(kit, broker)
+
+        def poll() -> None:
+            assert one.release_expired_claims() == 5
+            assert one.cycle() == 10
+
+        def effort_of_a_poll() -> int:
+            waiting_jobs(kit, 5)
+            claim_by_the_dead(kit)
+            kit.advance(60)
+            waiting_jobs(kit, 5)
+            return effort(kit.database.engine, poll)
+
+        alone = effort_of_a_poll()
+        with kit.database.transaction() as session:
+            for status in ["dead"] * 4 + ["published"]:
+                gone = {"status": status, "attempt_count": 3}
+                session.execute(insert(OutboxEvent), [{**_enqueue(build_job()), **gone} for _ in range(5000)])
+        kit.analyze("outbox_events")
+        assert effort_of_a_poll() < 3 * alone
+        with kit.database.read() as session:
+            states = session.execute(select(OutboxEvent.status, func.count()).group_by(OutboxEvent.status)).all()
+        assert dict(states) == {"dead": 20_000, "published": 5_020}
+        assert len(broker.sent) == 20
+
+
 # --- claims of dispatchers that died ---------------------------------------------------------------------------------
 
 
 @ANY_DATABASE
 def test_claims_of_a_dead_dispatcher_are_released_after_a_minute_and_no_sooner(kit: Kit) -> None:
     ids = waiting_jobs(kit, 40)
-    outbox = kit.services.outbox_events
-    with kit.database.read() as session:
-        found = outbox.find_dispatchable(session, 500, tried=False)
-    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
+    claim_by_the_dead(kit)
     running = dispatcher(kit, name="another", batch=15)
     kit.advance(59)
     assert (running.release_expired_claims(), running.cycle()) == (0, 0)
@@ -509,10 +549,7 @@ def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
 @ANY_DATABASE
 def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
     ids = waiting_jobs(kit, 5)
-    outbox = kit.services.outbox_events
-    with kit.database.read() as session:
-        found = outbox.find_dispatchable(session, 500, tried=False)
-    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
+    claim_by_the_dead(kit)
     kit.advance(61)
     with _failing_for(kit, the_event(kit, ids[0]).id):
         assert dispatcher(kit, batch=2).release_expired_claims() == 4

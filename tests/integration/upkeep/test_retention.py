@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Column, ForeignKey, MetaData, Table, insert
+from sqlalchemy import Column, ForeignKey, MetaData, Table, insert, update
 from structlog.testing import capture_logs
 
 from aijobs.db import Key
 from aijobs.errors import ApiError
 from aijobs.monitor.check import Check
+from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.retention import Pruned, Retention
 from tests.support.jobs import Kit, race
 
@@ -40,6 +41,18 @@ def test_a_job_goes_with_all_that_hangs_on_it_when_its_time_is_up_and_no_sooner(
     assert retention(kit).run() == Pruned(1, 0)
     assert job_ids(kit) == set()
     assert {table: kit.rows(table) for table in HANGING} == {table: [] for table in HANGING}
+
+
+def test_a_dead_event_can_be_looked_into_until_its_job_goes_and_no_longer(kit: Kit) -> None:
+    job_id, _ = kit.job_in("failed")
+    with kit.database.transaction() as session:
+        session.execute(update(OutboxEvent).values(status="dead", attempt_count=3))
+    kit.advance(180 * DAY - 1)
+    assert retention(kit).run() == Pruned(0, 0)
+    assert [event.status for event in kit.events(job_id)] == ["dead", "dead"]
+    kit.advance(1)
+    assert retention(kit).run() == Pruned(1, 0)
+    assert kit.rows("outbox_events") == []
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "retrying", "cancel_requested"])
