@@ -67,9 +67,10 @@ class Monitor:
         cursors = Cursors(settings.secret_key)
         self._jobs = JobReads(clock, registry, cursors)
         self._outbox = OutboxReads(clock, cursors)
-        self._queues = QueueReads(clock, broker, presence)
+        late_after_s = 2 * settings.heartbeat_s
+        self._queues = QueueReads(clock, broker, presence, late_after_s)
         self._providers = providers
-        self._workers = WorkerReads(presence, late_after_s=2 * settings.heartbeat_s)
+        self._workers = WorkerReads(presence, late_after_s)
 
     # --- a user's own jobs -------------------------------------------------------------------------------------
 

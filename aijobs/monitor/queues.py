@@ -17,7 +17,7 @@ from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import QUEUED, RUNNING
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.views import Count, QueuePaused, QueueStatus
-from aijobs.monitor.workers import PresenceSource
+from aijobs.monitor.workers import PresenceSource, is_late
 
 
 class QueueDepths(Protocol):
@@ -35,6 +35,7 @@ class QueueReads:
     clock: Clock
     broker: QueueDepths
     presence: PresenceSource
+    late_after_s: float
 
     def read_statuses(self, session: Session) -> list[QueueStatus]:
         """All job queues."""
@@ -72,8 +73,9 @@ class QueueReads:
             return None
 
     def _count_workers(self) -> Counter[str] | None:
+        """By queue, without those of whom nothing was heard: they may have been killed."""
         try:
-            return Counter(worker.queue for worker in self.presence.read())
+            return Counter(beat.queue for beat in self.presence.read() if not is_late(beat, self.late_after_s))
         except BrokerUnavailable:
             return None
 

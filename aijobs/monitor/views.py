@@ -389,7 +389,7 @@ class WorkerRow:
     age_s: float | None
     """Since its last heartbeat."""
     active_job_count: int
-    """By its heartbeat; for a lost worker, by the database."""
+    """By its heartbeat; for one that is late or lost, by the database."""
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
     """What the database says it holds."""

@@ -49,6 +49,11 @@ class PresenceSource(Protocol):
         ...
 
 
+def is_late(beat: Heartbeat, after_s: float) -> bool:
+    """Whether nothing was heard of a worker for too long to count on it."""
+    return beat.age_s > after_s
+
+
 @dataclass(frozen=True)
 class WorkerReads:
     """Heartbeats beside what the database says is held, in one statement."""
@@ -69,16 +74,19 @@ class WorkerReads:
         return Workers(False, (*rows, *lost))
 
     def _alive(self, beat: Heartbeat, held: Sequence[HeldJob]) -> WorkerRow:
+        """A late one's last word is no news: it may have been killed since, and its jobs taken over."""
+        late = is_late(beat, self.late_after_s)
+        active = [job.id for job in held] if late else beat.active_job_ids
         return WorkerRow(
             instance_id=beat.instance_id,
             queue_name=beat.queue,
             host=beat.host,
             pid=beat.pid,
             started_at=iso(beat.started_at),
-            state="late" if beat.age_s > self.late_after_s else "live",
+            state="late" if late else "live",
             age_s=beat.age_s,
-            active_job_count=beat.active_job_count,
-            active_job_ids=tuple(beat.active_job_ids),
+            active_job_count=len(active) if late else beat.active_job_count,
+            active_job_ids=tuple(active),
             holds=tuple(held),
         )
 

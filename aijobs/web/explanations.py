@@ -92,7 +92,7 @@ FAILURES: Mapping[str, Explanation] = {
         _l("The frozen input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
     ),
     "INTERNAL_WORKER_LOST": Explanation(
-        _l("Too many workers were lost while they ran this job."),
+        _l("The worker that ran the job was lost."),
         _l("Look for workers that were killed (memory, deploys) at the times below, then retry."),
     ),
     "INTERNAL_NOT_DISPATCHED": Explanation(

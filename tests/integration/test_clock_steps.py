@@ -239,6 +239,6 @@ def test_nothing_that_waits_is_of_a_negative_age_after_a_step_back(sqlite_kit: K
     unsent_job(sqlite_kit)
     sqlite_kit.advance(-STEP_S)
     with sqlite_kit.database.read() as session:
-        queues = QueueReads(sqlite_kit.clock, sqlite_kit.broker, Nobody()).read_statuses(session)
+        queues = QueueReads(sqlite_kit.clock, sqlite_kit.broker, Nobody(), 30.0).read_statuses(session)
     assert {queue.queue_name: queue.oldest_age_s for queue in queues} == {"ai-interactive": 0, "ai-background": None}
     assert sqlite_kit.services.monitor.outbox_status().lag_s == 0

@@ -281,18 +281,22 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
     running = console.soup("/console/queues").find_all("dt", string="Running")
     assert [count.find_next("dd").get_text(strip=True) for count in running] == ["0", "0"]
     dead = {worker.pid for worker in (lost_before, interactive, background)}
-    assert {pid: state for pid, state in _workers_shown(console).items() if pid in dead} == dict.fromkeys(dead, "late")
+    shown = {pid: worker for pid, worker in _workers_shown(console).items() if pid in dead}
+    assert shown == dict.fromkeys(dead, ("late", "0")), "none is shown with a job that it no longer has"
     # Who holds a job is shown, beating or not: nobody is once the heartbeats' time is over, which is over here at once.
     beats = [beat.instance_id for beat in site.services.presence.read() if beat.pid in dead]
     site.services.broker.client.delete(*(HEARTBEAT_PREFIX + instance for instance in beats))
     assert set(_workers_shown(console)) == {maintenance.pid}
 
 
-def _workers_shown(console: Console) -> dict[int, str]:
-    """The state of each worker on the console's page of workers, by its pid."""
+def _workers_shown(console: Console) -> dict[int, tuple[str, str]]:
+    """The state of each worker on the console's page of workers, and how many jobs it has, by its pid."""
     table = console.soup("/console/workers").find("section", attrs={"aria-label": "List of workers"})
     return {
-        int(row.th.find(class_="strong").get_text().rpartition(":")[2]): row.find(class_="state")["data-state"]
+        int(row.th.find(class_="strong").get_text().rpartition(":")[2]): (
+            row.find(class_="state")["data-state"],
+            row.find("td", attrs={"data-label": "Active"}).get_text(strip=True),
+        )
         for row in table.tbody.find_all("tr")
     }
 
