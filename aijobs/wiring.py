@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from aijobs import job_types
 from aijobs.ai.availability import Availability
@@ -50,8 +51,6 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.learning.flashcards import FlashcardService
-from aijobs.monitor.monitor import Monitor
-from aijobs.monitor.providers import ProviderReads
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
 from aijobs.queues.breaker_store import RedisBreakerStore
@@ -70,6 +69,9 @@ from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
 from aijobs.upkeep.rotation import CredentialRotation
+
+if TYPE_CHECKING:
+    from aijobs.monitor.monitor import Monitor
 
 POOL_SIZE = 10
 """Connections that a process keeps; it may open ten more for a while."""
@@ -101,7 +103,15 @@ class Services:
     flashcards: FlashcardService
     credential_store: CredentialStore
     credentials: CredentialService
-    monitor: Monitor
+
+    @cached_property
+    def monitor(self) -> Monitor:
+        """What people see. Loaded where somebody looks: a worker that was killed is back sooner without it."""
+        from aijobs.monitor.monitor import Monitor
+        from aijobs.monitor.providers import ProviderReads
+
+        providers = ProviderReads(self.clock, self.catalogue, self.breaker, self.call_slots, self.router)
+        return Monitor(self.settings, self.database, self.clock, self.registry, self.broker, self.presence, providers)
 
     def check_start(self) -> None:
         """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
@@ -186,15 +196,6 @@ def build_services(
         flashcards=FlashcardService(database, jobs),
         credential_store=credential_store,
         credentials=CredentialService(database, clock, credential_store),
-        monitor=Monitor(
-            settings,
-            database,
-            clock,
-            registry,
-            broker,
-            presence,
-            ProviderReads(clock, catalogue, breaker, call_slots, router),
-        ),
     )
 
 
