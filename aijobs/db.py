@@ -42,11 +42,13 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 
+MYSQL = ("mysql", "mariadb")
+"""The names of dialects that speak MySQL's SQL."""
 MARIADB_COLLATION = "utf8mb4_nopad_bin"
 TABLE_OPTIONS = {
     # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
     f"{dialect}_{option}": value
-    for dialect in ("mysql", "mariadb")
+    for dialect in MYSQL
     for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
 }
 """What every table asks of MariaDB, so that they are alike whatever the server's defaults are."""
@@ -60,7 +62,7 @@ class Base(DeclarativeBase):
 
 
 def is_mysql(dialect: Dialect) -> bool:
-    return dialect.name in ("mysql", "mariadb")
+    return dialect.name in MYSQL
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -1,4 +1,4 @@
-"""Writes by statement. Those of a job's way are put together once, and only their values change from job to job.
+"""Writes by statement. Those of a job's way (lock, end, history) are put together once, and only their values change.
 
 To put a statement together costs a worker several times what it costs to send it: the greater part of a job, where
 the work itself is waiting. So what is the same each time (the columns, the conditions, SQL expressions such as the
@@ -8,7 +8,7 @@ same object: one that is made for each call is right too, and costs what putting
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,7 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Delete,
-    Dialect,
     Insert,
     Table,
     Update,
@@ -29,10 +28,11 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
-from aijobs.db import Base, is_mysql
+from aijobs.db import MYSQL, Base
 
 KEPT = 256
-"""So many statements of a kind are kept: those of a job's way are a dozen."""
+"""So many statements of a kind are kept, those used last: of a job's way there are a dozen. The rest is room for such
+as hold an expression made for one call, which come and go."""
 
 Expressions = tuple[tuple[str, ClauseElement], ...]
 """What columns are set to by the database itself, by their names."""
@@ -48,35 +48,43 @@ def change_rows(session: Session, statement: Update | Delete) -> int:
 
 
 def change_by(
-    session: Session, model: type[Base], *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
+    session: Session, model: type[Base], /, *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
 ) -> int:
-    """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`."""
-    expressions, plain = _apart(values)
-    return _run(session, _update(_table(model), where, expressions), {**plain, **of}).rowcount
+    """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`. `TypeError` for a
+    column that isn't there, as of all that follow.
+    """
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    return _run(session, _update(table, where, expressions), {**plain, **of}).rowcount
 
 
-def insert_row(session: Session, model: type[Base], **values: Any) -> None:
+def insert_row(session: Session, model: type[Base], /, **values: Any) -> None:
     """Insert a row that nobody needs as an object."""
-    expressions, plain = _apart(values)
-    _run(session, _insert(_table(model), expressions), plain)
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    _run(session, _insert(table, expressions), plain)
 
 
 def insert_rows(session: Session, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that nobody needs as objects; none is nothing."""
+    """Insert rows of plain values for the same columns, which nobody needs as objects; none is nothing."""
     if rows:
-        _run(session, _insert(_table(model), ()), rows)
+        table = _table(model)
+        _refuse_unknown(table, rows[0])
+        _run(session, _insert(table, ()), rows)
 
 
-def insert_if_absent(session: Session, model: type[Base], key: str, **values: Any) -> None:
+def insert_if_absent(session: Session, model: type[Base], key: str, /, **values: Any) -> None:
     """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
-    expressions, plain = _apart(values)
-    _run(session, _insert_if_absent(session.get_bind().dialect, _table(model), key, expressions), plain)
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    _run(session, _insert_if_absent(session.get_bind().dialect.name, table, key, expressions), plain)
 
 
 def _run(
     session: Session, statement: Update | Insert, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> CursorResult[Any]:
-    session.flush()  # As `Session.execute` does, which would treat each as if it spoke of objects.
+    # `Session.execute` would flush too, but would then do an ORM's work for a statement that needs none.
+    session.flush()
     return session.connection().execute(statement, values)
 
 
@@ -84,8 +92,15 @@ def _table(model: type[Base]) -> Table:
     return cast(Table, model.__table__)
 
 
-def _apart(values: Mapping[str, Any]) -> tuple[Expressions, dict[str, Any]]:
+def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
+    """A parameter of no column would be left out without a word."""
+    if unknown := [name for name in names if name not in table.c]:
+        raise TypeError(f"{table.name} has no column {', '.join(unknown)}")
+
+
+def _apart(table: Table, values: Mapping[str, Any]) -> tuple[Expressions, dict[str, Any]]:
     """What is part of the statement, and what are its parameters."""
+    _refuse_unknown(table, values)
     expressions = tuple((name, value) for name, value in values.items() if isinstance(value, ClauseElement))
     return expressions, {name: value for name, value in values.items() if not isinstance(value, ClauseElement)}
 
@@ -101,11 +116,11 @@ def _insert(table: Table, expressions: Expressions) -> Insert:
 
 
 @lru_cache(KEPT)
-def _insert_if_absent(dialect: Dialect, table: Table, key: str, expressions: Expressions) -> Insert:
+def _insert_if_absent(dialect: str, table: Table, key: str, expressions: Expressions) -> Insert:
     values = dict(expressions)
-    if is_mysql(dialect):
+    if dialect in MYSQL:
         # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
         return mysql_insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
-    if dialect.name == "postgresql":
+    if dialect == "postgresql":
         return postgresql_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
     return sqlite_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])

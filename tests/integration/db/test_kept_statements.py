@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from sqlalchemy import bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
@@ -59,6 +62,22 @@ def test_threads_that_share_a_statement_do_not_share_its_values(kit: Kit) -> Non
 
     ended = race(*(lambda job_id=job_id, first=1000 * n: count_up(job_id, first) for n, job_id in enumerate(jobs)))
     assert ended == [None, None]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda s: change_by(s, AiJob, ONE, of={"of_job": "x"}, locked_bye=None),
+        lambda s: insert_row(s, AiJobEvent, job_id="x", seq=1, typo="x"),
+        lambda s: insert_rows(s, AiJobArtifact, [{"job_id": "x", "artifact": "x"}]),
+        lambda s: insert_if_absent(s, QuotaUsage, "user_id", user_id="x", user="x"),
+    ],
+)
+def test_a_column_that_is_not_there_is_not_left_out_without_a_word(
+    sqlite_kit: Kit, write: Callable[[Session], Any]
+) -> None:
+    with pytest.raises(TypeError, match="has no column"):
+        sqlite_kit.database.write(write)
 
 
 def test_what_the_session_holds_is_written_before_the_statement_that_needs_it(kit: Kit) -> None:
