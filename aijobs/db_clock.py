@@ -94,9 +94,8 @@ class ManualClock:
         self._known: dict[timedelta, ColumnElement[datetime]] = {}
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        if offset not in self._known:
-            self._known[offset] = bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
-        return self._known[offset]
+        now = bindparam(None, callable_=lambda: self.at + offset, type_=UtcDateTime())
+        return self._known.setdefault(offset, now)
 
     def advance(self, by: timedelta) -> None:
         self.at += by

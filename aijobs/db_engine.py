@@ -29,8 +29,8 @@ FRESH_S = 0.5
 _LEFT_AT = "aijobs_left_at"
 
 _STALE = "RevalidateCachedQuery"
-"""Where PostgreSQL finds that a prepared statement's columns are no longer those of the table: the error's code is used
-for much else, and its text is in the server's language."""
+"""Where PostgreSQL (its plancache.c) finds that a prepared statement's columns are no longer those of the table: the
+error's code is used for much else, and its text is in the server's language."""
 
 _WRITES = "aijobs_writes"
 WRITING = {_WRITES: True}
@@ -104,7 +104,7 @@ def _postgresql_arguments(patient: bool) -> dict[str, Any]:
     session = {
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
-        # A plan for any value is of the table as it was: one of few rows, where a backlog came since.
+        # A generic plan is kept, and was made while the table was small: with a backlog it would read all of it.
         "plan_cache_mode": "force_custom_plan",
     }
     if not patient:

@@ -36,7 +36,7 @@ class Project:
     def project(self, run: Run) -> AiJob:
         """The succeeded job. An error rolls everything back: `JobError` INTERNAL_PROJECTION, or a `LifecycleError`."""
         try:
-            return self._end(run)
+            return self._project(run)
         except (JobError, LifecycleError):
             raise
         except PoolTimeout as error:
@@ -47,23 +47,29 @@ class Project:
         except Exception as error:
             raise JobError("INTERNAL_PROJECTION", "the projector raised") from error
 
-    def _end(self, run: Run) -> AiJob:
+    def _project(self, run: Run) -> AiJob:
+        """Rows that are there already are looked for in a second transaction, and not behind a savepoint: that would be
+        two round trips for every job, and hardly any meets one. In between a cancel or a takeover may come: its refusal
+        is the second one's outcome.
+        """
         try:
-            return self._commit(run, lambda session, output: self._make(session, run, output))
+            return self._succeed(run, lambda session, output: self._run_projector(session, run, output))
         except IntegrityError as error:
             conflict = error
-        return self._commit(run, lambda session, _: self._find(session, run, conflict))
+        return self._succeed(run, lambda session, _output: self._find_recorded(session, run, conflict))
 
-    def _commit(self, run: Run, artifacts: Callable[[Session, Any], Sequence[Artifact]]) -> AiJob:
-        def commit(session: Session) -> AiJob:
+    def _succeed(self, run: Run, artifacts_of: Callable[[Session, Any], Sequence[Artifact]]) -> AiJob:
+        """End the job with these artifacts, in one transaction under its row's lock."""
+
+        def work(session: Session) -> AiJob:
             saved = self._lifecycle.lock_row(session, run.claim)
-            count = len(artifacts(session, saved if run.output is None else run.output))
+            count = len(artifacts_of(session, saved if run.output is None else run.output))
             ms = run.stopwatch.ms
             return self._lifecycle.mark_succeeded(run.claim, session, artifact_count=count, duration_ms=ms)
 
-        return self._database.write(commit, ended(run.claim, SUCCEEDED))
+        return self._database.write(work, ended(run.claim, SUCCEEDED))
 
-    def _make(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
+    def _run_projector(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
         """Run the projector and note its artifacts."""
         if run.definition.projector is None:
             return ()
@@ -76,7 +82,7 @@ class Project:
         insert_rows(session, AiJobArtifact, [{"job_id": run.job.id, **artifact._asdict()} for artifact in artifacts])
         return artifacts
 
-    def _find(self, session: Session, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
+    def _find_recorded(self, session: Session, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
         """What is on record, where the projection met rows that were there before."""
         rows = session.execute(
             select(AiJobArtifact).where(AiJobArtifact.job_id == run.job.id).order_by(AiJobArtifact.ordinal)

@@ -43,9 +43,8 @@ class Run:
     output: dict[str, Any] | None = None
     """The validated output, where this attempt made it and it isn't saved."""
     ending: Any = field(default_factory=threading.RLock)
-    """Held by whoever ends the attempt: its own code, the watcher at the deadline or a cancel, or a drain. From the
-    projection's first statement to its COMMIT by the attempt's own code, as nobody else's write to the job's row could
-    come through."""
+    """Held by whoever ends the attempt: its own code, the watcher at the deadline or a cancel, or a drain. While
+    it projects by the attempt's own code, as nobody else's write to the job's row could come through."""
     projecting: bool = False
     """The job type's projector runs just now, within that transaction."""
     ended: threading.Event = field(default_factory=threading.Event)

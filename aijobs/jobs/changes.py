@@ -73,10 +73,13 @@ class JobChanges:
         self._clock, self._outbox = clock, outbox
 
     def get(self, session: Session, job_id: str) -> AiJob:
-        job = session.execute(_JOB, of(job_id)).scalar()
+        job = self._find(session, job_id)
         if job is None:
             raise JobGone(job_id, "there is no such job")
         return job
+
+    def _find(self, session: Session, job_id: str) -> AiJob | None:
+        return session.execute(_JOB, of(job_id)).scalar()
 
     def set(self, session: Session, who: str | Claim, *where: ColumnElement[bool], **values: Any) -> bool:
         """One compare-and-set of a job by its id, or of the one that is held under a claim."""
@@ -115,7 +118,7 @@ class JobChanges:
     def refusal(self, session: Session, who: str | Claim, *, cancelling: bool = False) -> LifecycleError:
         """Why an UPDATE found no row, read from the row as it is now; `cancelling`: it looked for a request."""
         job_id = who.job_id if isinstance(who, Claim) else who
-        job = session.get(AiJob, job_id, populate_existing=True)
+        job = self._find(session, job_id)
         if job is None:
             return JobGone(job_id, "there is no such job")
         if job.lifecycle_status in FINAL and not (isinstance(who, Claim) and job.attempt_no != who.attempt_no):

@@ -100,13 +100,13 @@ class FairShare:
 _FREED = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
 """The job was held, and waits for its next attempt: it always has a time for it."""
 _PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
-_HELD = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970, 1, 1, tzinfo=UTC))
+_HELD_BY_ANYBODY = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970, 1, 1, tzinfo=UTC))
 """Put so that the index of the leases serves it, which leads to held jobs alone."""
 
 
 _HOLDERS = (
     select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
-    .where(_HELD)
+    .where(_HELD_BY_ANYBODY)
     .group_by(AiJob.queue_name, AiJob.user_id)
     .subquery("held")
 )

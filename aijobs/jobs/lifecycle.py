@@ -40,12 +40,13 @@ ASKED, SAVED = 10, 90
 _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
 """A job that a worker may lock, once it is due."""
 _HELD_OUTPUT = select(AiJob.validated_output).where(HELD, NOT_ASKED).with_for_update()
+_ASKED = ~NOT_ASKED
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
 _FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
 _FREE = {"locked_by": null(), "locked_at": null(), "lock_until": null()}
 
 
-@lru_cache
+@lru_cache  # The same expression for the same percentage, so that its statement is the same.
 def _raised(percent: int) -> ColumnElement[int]:
     return case((AiJob.progress < percent, percent), else_=AiJob.progress)
 
@@ -159,9 +160,10 @@ class LifecycleRepository:
         return self._changes.held_change(session, claim, note, NOT_ASKED, progress=_raised(ASKED))
 
     def lock_row(self, session: Session, claim: Claim) -> Any:
-        """Lock the held job's row until the end of the transaction, for a projection; its saved output (None).
+        """Lock the held job's row until the end of the transaction, for a projection.
 
-        `CancelRequested` where a cancel was asked for, `LockLost` where the claim is gone.
+        Returns its saved output, None where it has none. `CancelRequested` where a cancel was asked for, `LockLost`
+        where the claim is gone.
         """
         row = session.execute(_HELD_OUTPUT, of(claim)).one_or_none()
         if row is None:
@@ -398,7 +400,7 @@ class LifecycleRepository:
         return job
 
     def _cancel(self, session: Session, who: str | Claim, actor: str, *where: ColumnElement[bool]) -> AiJob:
-        if not self._changes.change(session, who, ~NOT_ASKED, *where, **self._final(CANCELLED)):
+        if not self._changes.change(session, who, _ASKED, *where, **self._final(CANCELLED)):
             raise self._changes.refusal(session, who, cancelling=True)
         job_id, instance = (who.job_id, who.instance) if isinstance(who, Claim) else (who, None)
         job = self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)

@@ -121,9 +121,10 @@ class OutboxRepository:
         )
 
     def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> str | None:
-        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more. Its id.
+        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
 
-        Looked at first: where the job waited for more than a moment it is marked already, and an UPDATE is dearer.
+        Returns its id, None where there is no such event. Looked at first: where the job waited for more than a moment
+        it is marked already, and an UPDATE is dearer.
         """
         event = session.execute(_BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
         if event is None:
