@@ -27,7 +27,8 @@ from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
 from tests.web.api.conftest import Person, as_user
 
-KEY = "sk-canary-0123456789abcdef"
+KEY = "sk-canary-0123456789abwxyz"
+"""Its last four are no hex digits, so that no id of an answer can hold them by chance."""
 TOKEN = "t" * 40
 NOTES = {
     "lang": "en",
@@ -60,7 +61,7 @@ def test_a_key_is_written_once_and_never_read_again(client: FlaskClient, log: io
     assert made.status_code == 201
     assert made.headers["Cache-Control"] == "no-store"
     assert set(made.json) == {"credentialId", "mode", "label", "lastFour", "fingerprint", "createdAt"}
-    assert (made.json["label"], made.json["lastFour"], made.json["mode"]) == ("Mine", "cdef", "user_deepseek_key")
+    assert (made.json["label"], made.json["lastFour"], made.json["mode"]) == ("Mine", "wxyz", "user_deepseek_key")
     listed = client.get(URL, headers=as_user())
     assert listed.json == {"credentials": [made.json]}
     headers = {**as_user(), "Idempotency-Key": "k"}
@@ -372,6 +373,6 @@ def test_operators_see_which_credential_a_job_runs_on_and_nothing_of_it(
     assert detail.json["credentialId"] == mine["credentialId"]
     assert detail.json["credentialMode"] == "user_deepseek_key"
     told = detail.get_data(as_text=True) + str(client.get("/admin-api/openapi.json").json)
-    for secret in (KEY, mine["fingerprint"], "cdef"):
+    for secret in (KEY, mine["fingerprint"], "wxyz"):
         assert secret not in told.replace(mine["credentialId"], "")
     assert "/credentials" not in told
