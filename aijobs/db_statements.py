@@ -17,6 +17,7 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Delete,
+    Executable,
     Insert,
     Table,
     Update,
@@ -58,6 +59,11 @@ def change_by(
     return _run(session, _update(table, where, expressions), {**plain, **of}).rowcount
 
 
+def read_rows(session: Session, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
+    """The rows of a kept SELECT of columns, whose `bindparam`s are given by `of`."""
+    return _run(session, statement, of)
+
+
 def insert_row(session: Session, model: type[Base], /, **values: Any) -> None:
     """Insert a row that nobody needs as an object."""
     table = _table(model)
@@ -81,10 +87,11 @@ def insert_if_absent(session: Session, model: type[Base], key: str, /, **values:
 
 
 def _run(
-    session: Session, statement: Update | Insert, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    session: Session, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> CursorResult[Any]:
     # `Session.execute` would flush too, but would then do an ORM's work for a statement that needs none.
-    session.flush()
+    if session.autoflush:
+        session.flush()
     return session.connection().execute(statement, values)
 
 

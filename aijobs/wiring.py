@@ -300,7 +300,10 @@ def build_engine(
 
 def build_guard(settings: Settings) -> Guard:
     """What stands before and behind the work of attempts. `SettingsError` for safety rules that can't be used."""
-    return Guard(_safety(Path(settings.safety_rules) if settings.safety_rules else None))
+    safety = partial(_safety, Path(settings.safety_rules) if settings.safety_rules else None)
+    if settings.safety_rules:
+        safety()  # An operator's rules may be wrong, which a start is to say. Ours are right, and can wait.
+    return Guard(safety)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aijobs.ai.redaction import redact
@@ -18,7 +18,8 @@ logger = get_logger(__name__)
 class Guard:
     """Stands before and behind the work of an attempt. The log and the errors name rules, and never what they found."""
 
-    def __init__(self, safety: ContentSafety) -> None:
+    def __init__(self, safety: Callable[[], ContentSafety]) -> None:
+        """`safety` gives the rules, to the first job that asks for them: reading them takes longer than many a job."""
         self._safety = safety
 
     def check_input(self, run: Run, content: Mapping[str, Any]) -> None:
@@ -28,7 +29,7 @@ class Guard:
         """
         if not run.definition.security.content_safety_check:
             return
-        verdict = self._safety.check(texts_of(content, identifiers=False))
+        verdict = self._safety().check(texts_of(content, identifiers=False))
         self._note(run, verdict, "input")
         if verdict.is_self_harm:
             raise JobError("CONTENT_SAFETY_SELF_HARM", _why(verdict, "input"))
@@ -42,7 +43,7 @@ class Guard:
         """
         if not run.definition.security.content_safety_check:
             return
-        verdict = self._safety.check(texts_of(output, identifiers=True))
+        verdict = self._safety().check(texts_of(output, identifiers=True))
         self._note(run, verdict, "output")
         if verdict.action == BLOCK:
             raise JobError("CONTENT_SAFETY_BLOCKED", _why(verdict, "output"))

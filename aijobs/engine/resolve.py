@@ -19,8 +19,8 @@ from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
-from aijobs.jobs.models import AiJob, AiJobSnapshot
-from aijobs.jobs.snapshots import read_snapshot
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.snapshots import read_content
 
 MOST_OUTPUT_TOKENS = 64_000
 """More room than this is given to no answer that was cut off: the prompt asks for less instead."""
@@ -52,7 +52,7 @@ class _Known:
     """What the database holds of an attempt's work."""
 
     credential: SealedKey | None
-    snapshot: AiJobSnapshot | None
+    input: Mapping[str, Any] | None = field(repr=False)
     retries: Counter[str]
 
 
@@ -78,9 +78,9 @@ class Resolve:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
             self._credentials.note_use(known.credential)
-        if known.snapshot is None:
+        content = known.input
+        if content is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
-        content: Mapping[str, Any] = known.snapshot.content
         if definition.prompt is None:
             return Resolved(content, None)
         schema = definition.output.schema.model_json_schema()
@@ -108,7 +108,7 @@ class Resolve:
 
     def _read(self, session: Session, job: AiJob) -> _Known:
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
-        return _Known(sealed, read_snapshot(session, job.id), count_retries(session, job))
+        return _Known(sealed, read_content(session, job.id), count_retries(session, job))
 
 
 def _room(tokens: int, truncations: int) -> int:

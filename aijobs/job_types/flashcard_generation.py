@@ -21,7 +21,7 @@ from aijobs.ai.notes import NotesInput
 from aijobs.db_clock import DatabaseClock
 from aijobs.definitions import definition as d
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
-from aijobs.jobs.snapshots import read_snapshot
+from aijobs.jobs.snapshots import read_content
 from aijobs.learning.models import Flashcard
 
 JOB_TYPE = "flashcard_generation"
@@ -214,8 +214,7 @@ class FlashcardProjector:
         )
 
     def _write(self, session: Session, job: ProjectedJob, cards: Sequence[Mapping[str, Any]]) -> Sequence[Flashcard]:
-        snapshot = read_snapshot(session, job.id)
-        notes: Mapping[str, Any] = snapshot.content if snapshot else {}
+        notes = read_content(session, job.id) or {}
         source = notes.get("source", {"id": job.target_id, "title": ""})
         now = DatabaseClock().now()
         rows = [

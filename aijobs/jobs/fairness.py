@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_a
 from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
+from aijobs.db_statements import read_rows
 from aijobs.errors import NotYourTurn
 from aijobs.jobs.changes import DUE_AT, NOT_ASKED, THE_JOB, of
 from aijobs.jobs.models import AiJob
@@ -43,7 +44,7 @@ class FairShare:
 
         `job_types` are those that the asker can run: another's job of a type that he can't would help nobody.
         """
-        found = session.execute(self._shares, of(job_id)).all()
+        found = read_rows(session, self._shares, of(job_id)).all()
         if not found:
             return  # It can't be taken at all, which the lock itself finds.
         asked, held = found[0], {row.holder: row.number for row in found if row.holder is not None}

@@ -20,6 +20,7 @@ from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
 from aijobs.db import TRIES, Database
 from aijobs.db_clock import Clock
+from aijobs.db_statements import read_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
 from aijobs.jobs.changes import DUE_AT, HELD, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, of, saved
@@ -165,7 +166,7 @@ class LifecycleRepository:
         Returns its saved output, None where it has none. `CancelRequested` where a cancel was asked for, `LockLost`
         where the claim is gone.
         """
-        row = session.execute(_HELD_OUTPUT, of(claim)).one_or_none()
+        row = read_rows(session, _HELD_OUTPUT, of(claim)).one_or_none()
         if row is None:
             raise self._changes.refusal(session, claim)
         return row.validated_output

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, undefer
 from aijobs.ai.redaction import VERSION, Redacted, redact
 from aijobs.canonical import canonical_bytes, canonical_hash
 from aijobs.db_clock import Clock, read_clock
-from aijobs.db_statements import change_rows
+from aijobs.db_statements import change_rows, read_rows
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
 
@@ -49,11 +49,18 @@ _WHOLE = (
     select(AiJobSnapshot).where(AiJobSnapshot.job_id == bindparam("job_id")).options(undefer(AiJobSnapshot.content))
 )
 """A job's snapshot with its content."""
+_CONTENT = select(AiJobSnapshot.content).where(AiJobSnapshot.job_id == bindparam("job_id"))
 
 
 def read_snapshot(session: Session, job_id: str) -> AiJobSnapshot | None:
     """The snapshot of a job with its content, or None where it has expired."""
     return session.execute(_WHOLE, {"job_id": job_id}).scalar()
+
+
+def read_content(session: Session, job_id: str) -> Mapping[str, Any] | None:
+    """A job's input alone, or None where its snapshot has expired."""
+    content: Mapping[str, Any] | None = read_rows(session, _CONTENT, {"job_id": job_id}).scalar()
+    return content
 
 
 def redacted_content(snapshot: AiJobSnapshot) -> Redacted:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, upda
 from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
-from aijobs.db_statements import change_rows, insert_if_absent
+from aijobs.db_statements import change_rows, insert_if_absent, read_rows
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
@@ -126,7 +126,7 @@ class OutboxRepository:
         Returns its id, None where there is no such event. Looked at first: where the job waited for more than a moment
         it is marked already, and an UPDATE is dearer.
         """
-        event = session.execute(_BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
+        event = read_rows(session, _BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
         if event is None:
             return None
         if event.status in (PENDING, PROCESSING):

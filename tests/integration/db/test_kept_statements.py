@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
 from aijobs import db_statements
-from aijobs.db_statements import KEPT, change_by, insert_if_absent, insert_row, insert_rows
+from aijobs.db_statements import KEPT, change_by, insert_if_absent, insert_row, insert_rows, read_rows
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, QuotaUsage
 from tests.support.jobs import BEGIN, Kit, race
 
@@ -87,6 +87,17 @@ def test_what_the_session_holds_is_written_before_the_statement_that_needs_it(ki
         return change_by(session, QuotaUsage, by, of={"of_user": "u"}, created_at=BEGIN + timedelta(days=1))
 
     assert kit.database.write(work) == 1
+
+
+def test_a_reading_session_writes_nothing_of_what_it_holds(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    priority = select(AiJob.priority).where(ONE)
+    with kit.database.read() as session:
+        session.get_one(AiJob, job_id).priority = 7
+        assert read_rows(session, priority, {"of_job": job_id}).scalar_one() == 50
+    with kit.database.transaction() as session:
+        session.get_one(AiJob, job_id).priority = 7
+        assert read_rows(session, priority, {"of_job": job_id}).scalar_one() == 7
 
 
 def test_rows_are_inserted_by_value_and_by_expression(kit: Kit) -> None:

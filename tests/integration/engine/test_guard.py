@@ -6,15 +6,19 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aijobs.canonical import canonical_hash
 from aijobs.definitions.definition import Security
+from aijobs.errors import SettingsError
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
+from aijobs.settings import Settings
+from aijobs.wiring import build_guard
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 
 GUARDED = Security(content_safety_check=True, output_redaction=True)
@@ -136,3 +140,13 @@ def test_a_type_that_asks_no_provider_is_guarded_where_it_wants_to_be(sqlite_sta
 
 def test_flashcards_ask_for_both() -> None:
     assert flashcard_generation.DEFINITION.security == GUARDED
+
+
+def test_rules_that_cannot_be_used_are_told_by_a_start_and_not_by_a_job(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    settings = Settings.load({"AIJOBS_SAFETY_RULES": str(rules), "AIJOBS_INSTANCE_PATH": str(tmp_path)})
+    with pytest.raises(SettingsError, match="can't be read"):
+        build_guard(settings)
+    rules.write_text("language: en\nrules: [{id: r, category: boredom, action: block, phrases: [dull]}]\n", "utf-8")
+    with pytest.raises(SettingsError, match="boredom"):
+        build_guard(settings)
