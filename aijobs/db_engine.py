@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
         engine = create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
         _renew_where_stale(engine)
     else:
-        arguments = _mysql_arguments(patient)
+        arguments = _mysql_arguments(parsed, patient)
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
     return engine
@@ -121,9 +122,13 @@ def _postgresql_arguments(patient: bool) -> dict[str, Any]:
     }
 
 
-def _mysql_arguments(patient: bool) -> dict[str, Any]:
+def _mysql_arguments(url: URL, patient: bool) -> dict[str, Any]:
     silence = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+    # Unless told, the driver encrypts where the server can, and reads all of the machine's certificates for each
+    # connection, though it checks none: 15 to 20 ms, and work for every packet. What stays on the machine needs none.
+    plain = {"ssl_disabled": True} if _stays_here(url) and not any(key.startswith("ssl") for key in url.query) else {}
     return {
+        **plain,
         "charset": "utf8mb4",
         # The part in the comment is for MariaDB alone: MySQL has no such variable.
         "init_command": f"SET time_zone='+00:00', innodb_lock_wait_timeout={LOCK_WAIT_S}, sql_mode='STRICT_ALL_TABLES'"
@@ -131,6 +136,16 @@ def _mysql_arguments(patient: bool) -> dict[str, Any]:
         "connect_timeout": 5,
         **silence,
     }
+
+
+def _stays_here(url: URL) -> bool:
+    """Whether a database server is reached without leaving the machine."""
+    if "unix_socket" in url.query or url.host in (None, "", "localhost"):
+        return True
+    try:
+        return ip_address(str(url.host)).is_loopback
+    except ValueError:
+        return False  # A name.
 
 
 def _prepare_sqlite(engine: Engine) -> None:

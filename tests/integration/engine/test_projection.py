@@ -15,6 +15,7 @@ from aijobs.definitions.definition import QUEUES
 from aijobs.definitions.projector import Artifact
 from aijobs.errors import LifecycleError
 from aijobs.job_types.flashcard_generation import FlashcardProjector
+from aijobs.jobs.lifecycle import claim_of
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import FINAL
 from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, open_stage, saved_job
@@ -138,6 +139,52 @@ def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage
     assert [row["artifact_id"] for row in stage.kit.rows("ai_job_artifacts")] == ["card-1"]
     assert [card["front"] for card in stage.kit.rows("flashcards")] == ["a card"]
     assert [line["jobId"] for line in log_lines() if "{{##duplicate}}" in line["event"]] == [job_id]
+
+
+def _ask_to_cancel(stage: Stage, job_id: str) -> None:
+    stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+
+
+def _take_over(stage: Stage, job_id: str) -> None:
+    job = stage.kit.job(job_id)
+    assert job.lock_until is not None
+    stage.kit.lifecycle.expire(claim_of(job), job.lock_until)
+
+
+@pytest.mark.parametrize(
+    ("between", "word", "told"),
+    [(_ask_to_cancel, "cancelled", ["cancel_requested", "cancelled"]), (_take_over, "lost", ["lease_lost"])],
+)
+def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_wins(
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    between: Callable[[Stage, str], None],
+    word: str,
+    told: list[str],
+) -> None:
+    def project(session: Session, job: Any) -> list[Artifact]:
+        session.add(card_row(job.id, 0, "written again"))
+        session.flush()
+        raise AssertionError("unreachable")
+
+    job_id = saved_job(stage, Writing(project))
+    with stage.kit.database.transaction() as session:
+        session.add(card_row(job_id, 0))
+        session.add(AiJobArtifact(job_id=job_id, artifact_type="Flashcard", artifact_id="card-1", ordinal=0))
+    transactions, succeed = [], stage.engine._project._succeed
+
+    def one_transaction(*arguments: Any) -> Any:
+        transactions.append(arguments)
+        if len(transactions) == 2:
+            between(stage, job_id)
+        return succeed(*arguments)
+
+    monkeypatch.setattr(stage.engine._project, "_succeed", one_transaction)
+    before = stage.kit.types(job_id)
+    assert stage.run(job_id) == word
+    assert len(transactions) == 2
+    assert stage.kit.types(job_id) == [*before, "locked", *told]
+    assert stage.kit.job(job_id).artifact_count == 0
 
 
 def test_a_conflict_of_the_artifact_itself_is_a_success_too(stage: Stage) -> None:
