@@ -28,6 +28,8 @@ logger = get_logger(__name__)
 
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
 NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
+ALONE = 10
+"""So many events that were tried before follow a batch of fresh ones, which takes about as long."""
 
 
 class Broker(Protocol):
@@ -69,15 +71,15 @@ class OutboxDispatcher:
         """Dispatch what is due, batch by batch, until nothing is left; how many events were handled.
 
         Fresh events go in batches. One that has used up an attempt goes alone, so that an event which kills its
-        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over.
+        dispatcher takes no other with it; some of those follow each batch, as fresh ones may come without end. While
+        the broker is away, cycles do nothing until the wait is over.
         """
         if not self._backoff.is_over:
             return 0
         handled = 0
         try:
-            for tried, size in ((False, self._batch), (True, 1)):
-                while count := self._dispatch_batch(size, tried=tried):
-                    handled += count
+            while count := self._dispatch_batch(self._batch, tried=False) + self._dispatch_tried():
+                handled += count
         except BrokerUnavailable as error:
             self._outage.failed(error)
             self._backoff.lengthen()
@@ -98,6 +100,13 @@ class OutboxDispatcher:
                 released += self._alone(event, partial(self._release, event))
 
     # --- one batch ---------------------------------------------------------------------------------------------
+
+    def _dispatch_tried(self) -> int:
+        """Up to `ALONE` events that have used up an attempt, each by itself; how many."""
+        handled = 0
+        while handled < ALONE and self._dispatch_batch(1, tried=True):
+            handled += 1
+        return handled
 
     def _dispatch_batch(self, size: int, *, tried: bool) -> int:
         """Claim and deliver the first due events that are to be had; how many.

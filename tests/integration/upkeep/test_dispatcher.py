@@ -301,6 +301,31 @@ def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_afte
     assert kit.everything() == before, "what is dead stays dead"
 
 
+def test_events_that_were_tried_do_not_wait_for_fresh_ones_to_end(kit: Kit) -> None:
+    """Where jobs come as fast as they are sent, and a dispatcher dies now and then, its events would wait for ever."""
+
+    class Flood(Refusing):
+        """While it is given one batch, the next comes in."""
+
+        def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+            if len(self.batches) < 30:
+                fresh.extend(waiting_jobs(kit, 2))
+            return super().send(messages)
+
+    orphans = waiting_jobs(kit, 12)
+    claim_by_the_dead(kit)
+    kit.advance(61)
+    fresh = waiting_jobs(kit, 2)
+    broker = Flood()
+    sender = dispatcher(kit, broker, batch=2)
+    assert sender.release_expired_claims() == 12
+    sender.cycle()
+    assert sorted(broker.sent) == sorted([*orphans, *fresh])
+    places = [place for place, batch in enumerate(broker.batches) if set(batch) & set(orphans)]
+    assert [len(broker.batches[place]) for place in places] == [1] * 12, "what has used up an attempt goes alone"
+    assert places == [*range(1, 11), 12, 13], "ten follow the first batch of fresh ones, and the rest the second"
+
+
 def _claimable(kit: Kit, job_id: str) -> bool:
     return the_event(kit, job_id).status == "pending"
 
