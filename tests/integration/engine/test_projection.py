@@ -124,7 +124,7 @@ def test_a_value_that_its_column_refuses_fails_after_one_repeat(stage: Stage) ->
     _nothing_is_left(stage, job_id)
 
 
-def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage, log_lines: Any) -> None:
+def _job_that_was_projected_before(stage: Stage) -> str:
     def project(session: Session, job: Any) -> list[Artifact]:
         session.add(card_row(job.id, 0, "written again"))
         session.flush()
@@ -134,6 +134,11 @@ def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage
     with stage.kit.database.transaction() as session:
         session.add(card_row(job_id, 0))
         session.add(AiJobArtifact(job_id=job_id, artifact_type="Flashcard", artifact_id="card-1", ordinal=0))
+    return job_id
+
+
+def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage, log_lines: Any) -> None:
+    job_id = _job_that_was_projected_before(stage)
     assert stage.run(job_id) == "succeeded"
     assert stage.kit.job(job_id).artifact_count == 1
     assert [row["artifact_id"] for row in stage.kit.rows("ai_job_artifacts")] == ["card-1"]
@@ -162,15 +167,7 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
     word: str,
     told: list[str],
 ) -> None:
-    def project(session: Session, job: Any) -> list[Artifact]:
-        session.add(card_row(job.id, 0, "written again"))
-        session.flush()
-        raise AssertionError("unreachable")
-
-    job_id = saved_job(stage, Writing(project))
-    with stage.kit.database.transaction() as session:
-        session.add(card_row(job_id, 0))
-        session.add(AiJobArtifact(job_id=job_id, artifact_type="Flashcard", artifact_id="card-1", ordinal=0))
+    job_id = _job_that_was_projected_before(stage)
     transactions, succeed = [], stage.engine._project._succeed
 
     def one_transaction(*arguments: Any) -> Any:
