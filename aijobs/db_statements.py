@@ -1,4 +1,4 @@
-"""Writes by statement. Those of a job's way (lock, end, history) are put together once, and only their values change.
+"""Statements without objects. Those of a job's way (lock, end, history) are put together once; only values change.
 
 To put a statement together costs a worker several times what it costs to send it: the greater part of a job, where
 the work itself is waiting. So what is the same each time (the columns, the conditions, SQL expressions such as the
@@ -60,7 +60,7 @@ def change_by(
 
 
 def read_rows(session: Session, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
-    """The rows of a kept SELECT of columns, whose `bindparam`s are given by `of`."""
+    """The rows of a SELECT of columns that is kept by its caller, and whose `bindparam`s are given by `of`."""
     return _run(session, statement, of)
 
 

@@ -78,13 +78,19 @@ class OutboxDispatcher:
             return 0
         handled = 0
         try:
-            while count := self._dispatch_batch(self._batch, tried=False) + self._dispatch_tried():
-                handled += count
+            while True:
+                before = handled
+                handled += self._dispatch_batch(self._batch, tried=False)
+                for _ in range(ALONE):
+                    if not (alone := self._dispatch_batch(1, tried=True)):
+                        break
+                    handled += alone
+                if handled == before:
+                    return handled
         except BrokerUnavailable as error:
             self._outage.failed(error)
             self._backoff.lengthen()
             return handled
-        return handled
 
     def release_expired_claims(self) -> int:
         """Put claims whose dispatcher died back, or end those whose attempts are used up; how many."""
@@ -100,13 +106,6 @@ class OutboxDispatcher:
                 released += self._alone(event, partial(self._release, event))
 
     # --- one batch ---------------------------------------------------------------------------------------------
-
-    def _dispatch_tried(self) -> int:
-        """Up to `ALONE` events that have used up an attempt, each by itself; how many."""
-        handled = 0
-        while handled < ALONE and self._dispatch_batch(1, tried=True):
-            handled += 1
-        return handled
 
     def _dispatch_batch(self, size: int, *, tried: bool) -> int:
         """Claim and deliver the first due events that are to be had; how many.

@@ -326,6 +326,23 @@ def test_events_that_were_tried_do_not_wait_for_fresh_ones_to_end(kit: Kit) -> N
     assert places == [*range(1, 11), 12, 13], "ten follow the first batch of fresh ones, and the rest the second"
 
 
+@ANY_DATABASE
+def test_what_was_sent_before_the_broker_went_away_is_counted(kit: Kit) -> None:
+    class Leaving(Refusing):
+        def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+            if len(self.batches) == 2:
+                raise BrokerUnavailable("gone")
+            return super().send(messages)
+
+    waiting_jobs(kit, 2)
+    claim_by_the_dead(kit)
+    kit.advance(61)
+    waiting_jobs(kit, 3)
+    sender = dispatcher(kit, Leaving())
+    assert sender.release_expired_claims() == 2
+    assert sender.cycle() == 4, "three together, one alone, and then it was gone"
+
+
 def _claimable(kit: Kit, job_id: str) -> bool:
     return the_event(kit, job_id).status == "pending"
 
