@@ -60,7 +60,8 @@ def change_by(
 
 
 def read_rows(session: Session, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
-    """The rows of a SELECT of columns that is kept by its caller, and whose `bindparam`s are given by `of`."""
+    """The rows of a SELECT that is kept by its caller, and whose `bindparam`s are given by `of`. Of columns alone: this
+    is `Session.execute` without an ORM's work, so that a model would come as its bare columns."""
     return _run(session, statement, of)
 
 

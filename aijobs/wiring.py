@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -298,6 +299,10 @@ def build_engine(
     )
 
 
+_load_safety = cache(ContentSafety.load)
+_RULES_GUARD = Lock()
+
+
 def build_guard(settings: Settings) -> Guard:
     """What stands before and behind the work of attempts. `SettingsError` for safety rules that can't be used."""
     safety = partial(_safety, Path(settings.safety_rules) if settings.safety_rules else None)
@@ -306,10 +311,10 @@ def build_guard(settings: Settings) -> Guard:
     return Guard(safety)
 
 
-@cache
 def _safety(rules: Path | None) -> ContentSafety:
-    """Read once a process."""
-    return ContentSafety.load(rules)
+    """Read once a process, also where several attempts are the first to ask."""
+    with _RULES_GUARD:
+        return _load_safety(rules)
 
 
 def build_gateway(services: Services, servers: Sequence[OpenAiCompatibleProvider]) -> AiGateway:

@@ -52,7 +52,7 @@ class _Known:
     """What the database holds of an attempt's work."""
 
     credential: SealedKey | None
-    input: Mapping[str, Any] | None = field(repr=False)
+    content: Mapping[str, Any] | None = field(repr=False)
     retries: Counter[str]
 
 
@@ -78,7 +78,7 @@ class Resolve:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
             self._credentials.note_use(known.credential)
-        content = known.input
+        content = known.content
         if content is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
         if definition.prompt is None:

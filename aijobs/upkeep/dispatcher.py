@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
@@ -28,8 +28,10 @@ logger = get_logger(__name__)
 
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
 NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
-ALONE = 10
-"""So many events that were tried before follow a batch of fresh ones, which takes about as long."""
+PHASE_S = 4.0
+"""So long at most a cycle sends fresh events, and as long those that were tried before. Where jobs come as fast as they
+go, fresh ones never end: the others would starve, and the cycle would neither be put on record nor end within the ten
+seconds that a process that stops waits for it."""
 
 
 class Broker(Protocol):
@@ -68,29 +70,22 @@ class OutboxDispatcher:
         self._backoff = Backoff()
 
     def cycle(self) -> int:
-        """Dispatch what is due, batch by batch, until nothing is left; how many events were handled.
+        """Dispatch what is due until nothing is left, or for some seconds; how many events were handled.
 
         Fresh events go in batches. One that has used up an attempt goes alone, so that an event which kills its
-        dispatcher takes no other with it; some of those follow each batch, as fresh ones may come without end. While
-        the broker is away, cycles do nothing until the wait is over.
+        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over.
         """
         if not self._backoff.is_over:
             return 0
         handled = 0
         try:
-            while True:
-                before = handled
-                handled += self._dispatch_batch(self._batch, tried=False)
-                for _ in range(ALONE):
-                    if not (alone := self._dispatch_batch(1, tried=True)):
-                        break
-                    handled += alone
-                if handled == before:
-                    return handled
+            for tried in (False, True):
+                for count in self._dispatch(tried=tried):
+                    handled += count
         except BrokerUnavailable as error:
             self._outage.failed(error)
             self._backoff.lengthen()
-            return handled
+        return handled
 
     def release_expired_claims(self) -> int:
         """Put claims whose dispatcher died back, or end those whose attempts are used up; how many."""
@@ -105,31 +100,38 @@ class OutboxDispatcher:
             for event in expired:
                 released += self._alone(event, partial(self._release, event))
 
-    # --- one batch ---------------------------------------------------------------------------------------------
+    # --- one claim ---------------------------------------------------------------------------------------------
 
-    def _dispatch_batch(self, size: int, *, tried: bool) -> int:
-        """Claim and deliver the first due events that are to be had; how many.
+    def _dispatch(self, *, tried: bool) -> Iterator[int]:
+        """Claim and deliver page after page of due events; how many there were in each claim.
 
-        Where another dispatcher is just claiming a page, it is passed over: one that stands still in the middle of its
-        claim holds up none of those behind.
+        A page that another dispatcher is just claiming is passed over: one that stands still in the middle of its claim
+        holds up none of those behind. To look for tried ones reads all of a backlog, and so it is done once a page.
         """
-        holder = f"{self._instance_id}/{secrets.token_hex(8)}"
+        until = time.monotonic() + PHASE_S
         passed = 0
         while True:
             with self._database.read() as session:
-                ids = self._outbox.find_dispatchable(session, size, tried=tried, skip=passed)
+                ids = self._outbox.find_dispatchable(session, self._batch, tried=tried, skip=passed)
             if not ids:
-                return 0
-            if events := self._claim(ids, holder):
-                break
+                return
             passed += len(ids)
-        with self._database.read() as session:
-            jobs = self._outbox.jobs_of(session, events)
-        self._deliver(events, jobs, holder)
-        return len(events)
+            for claimed in [[one] for one in ids] if tried else [ids]:
+                if count := self._deliver_claimed(claimed):
+                    passed = 0
+                    yield count
+            if time.monotonic() >= until:
+                return
 
-    def _claim(self, event_ids: Sequence[str], holder: str) -> Sequence[OutboxEvent]:
-        return self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
+    def _deliver_claimed(self, event_ids: Sequence[str]) -> int:
+        """Claim and deliver those of the events that are still to be had; how many."""
+        holder = f"{self._instance_id}/{secrets.token_hex(8)}"
+        events = self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
+        if events:
+            with self._database.read() as session:
+                jobs = self._outbox.jobs_of(session, events)
+            self._deliver(events, jobs, holder)
+        return len(events)
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
         enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aijobs import wiring
+from aijobs.ai.safety import ContentSafety
 from aijobs.canonical import canonical_hash
 from aijobs.definitions.definition import Security
 from aijobs.errors import SettingsError
@@ -18,8 +23,8 @@ from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.settings import Settings
-from aijobs.wiring import build_guard
 from tests.integration.engine.stage import CARDS, NOTES, Stage
+from tests.support.jobs import race
 
 GUARDED = Security(content_safety_check=True, output_redaction=True)
 
@@ -146,7 +151,26 @@ def test_rules_that_cannot_be_used_are_told_by_a_start_and_not_by_a_job(tmp_path
     rules = tmp_path / "rules.yaml"
     settings = Settings.load({"AIJOBS_SAFETY_RULES": str(rules), "AIJOBS_INSTANCE_PATH": str(tmp_path)})
     with pytest.raises(SettingsError, match="can't be read"):
-        build_guard(settings)
+        wiring.build_guard(settings)
     rules.write_text("language: en\nrules: [{id: r, category: boredom, action: block, phrases: [dull]}]\n", "utf-8")
     with pytest.raises(SettingsError, match="boredom"):
-        build_guard(settings)
+        wiring.build_guard(settings)
+
+
+def test_our_own_rules_cost_a_start_nothing_and_are_read_once_by_whoever_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path | None] = []
+
+    def slowly(rules: Path | None) -> ContentSafety:
+        read.append(rules)
+        time.sleep(0.05)
+        return ContentSafety.load(rules)
+
+    monkeypatch.setattr(wiring, "_load_safety", cache(slowly))
+    guard = wiring.build_guard(Settings.load({"AIJOBS_INSTANCE_PATH": str(tmp_path)}))
+    assert read == []
+    run: Any = SimpleNamespace(definition=SimpleNamespace(security=GUARDED), fields=dict)
+    refusals = race(*[lambda: guard.check_output(run, {"text": "how to make a pipe bomb"})] * 4)
+    assert [refusal.code for refusal in refusals] == ["CONTENT_SAFETY_BLOCKED"] * 4
+    assert read == [None]

@@ -301,8 +301,11 @@ def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_afte
     assert kit.everything() == before, "what is dead stays dead"
 
 
-def test_events_that_were_tried_do_not_wait_for_fresh_ones_to_end(kit: Kit) -> None:
-    """Where jobs come as fast as they are sent, and a dispatcher dies now and then, its events would wait for ever."""
+def test_where_fresh_events_come_without_end_a_cycle_ends_and_those_that_were_tried_have_their_turn(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a dead dispatcher's events wait for ever, a dispatcher at full speed counts as overdue, and SIGTERM cuts it
+    off in the middle of a claim."""
 
     class Flood(Refusing):
         """While it is given one batch, the next comes in."""
@@ -312,18 +315,20 @@ def test_events_that_were_tried_do_not_wait_for_fresh_ones_to_end(kit: Kit) -> N
                 fresh.extend(waiting_jobs(kit, 2))
             return super().send(messages)
 
-    orphans = waiting_jobs(kit, 12)
+    monkeypatch.setattr("aijobs.upkeep.dispatcher.PHASE_S", 0.0)
+    orphans = waiting_jobs(kit, 4)
     claim_by_the_dead(kit)
     kit.advance(61)
     fresh = waiting_jobs(kit, 2)
     broker = Flood()
     sender = dispatcher(kit, broker, batch=2)
-    assert sender.release_expired_claims() == 12
-    sender.cycle()
-    assert sorted(broker.sent) == sorted([*orphans, *fresh])
-    places = [place for place, batch in enumerate(broker.batches) if set(batch) & set(orphans)]
-    assert [len(broker.batches[place]) for place in places] == [1] * 12, "what has used up an attempt goes alone"
-    assert places == [*range(1, 11), 12, 13], "ten follow the first batch of fresh ones, and the rest the second"
+    assert sender.release_expired_claims() == 4
+    assert [sender.cycle() for _ in range(3)] == [4, 4, 2]
+    assert broker.batches == [fresh[:2], *_alone(orphans[:2]), fresh[2:4], *_alone(orphans[2:]), fresh[4:6]]
+
+
+def _alone(job_ids: Sequence[str]) -> list[list[str]]:
+    return [[job_id] for job_id in job_ids]
 
 
 @ANY_DATABASE
