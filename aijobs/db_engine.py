@@ -43,7 +43,7 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     """An engine with our isolation, time zone, waits and JSON on any of the three databases.
 
     `patient` is for changes of the schema, which may wait for one another and take their time. `SettingsError` for an
-    address that says of TLS what can't be understood.
+    address that can't be understood in what it says of TLS.
     """
     parsed = make_url(url)
     options: dict[str, Any] = {
@@ -138,14 +138,18 @@ def _mysql_arguments(url: URL, patient: bool) -> dict[str, Any]:
 
 
 def _tls(url: URL) -> dict[str, bool]:
-    """`ssl_disabled` as the address means it: to the driver any text is true, and `false` would end encryption."""
+    """`ssl_disabled` as the address means it: to the driver any text is true, and `false` would end encryption, as it
+    would beside `ssl_ca`."""
     said = url.query.get("ssl_disabled")
     if said is None:
         return {}
     try:
-        return {"ssl_disabled": asbool(str(said))}
+        disabled = asbool(str(said))
     except ValueError:
         raise SettingsError(f"AIJOBS_DATABASE_URL: ssl_disabled is {said!r}; it is true or false") from None
+    if disabled and (asked := [key for key in url.query if key.startswith("ssl") and key != "ssl_disabled"]):
+        raise SettingsError(f"AIJOBS_DATABASE_URL disables TLS, and asks for it by {', '.join(asked)}")
+    return {"ssl_disabled": disabled}
 
 
 def _prepare_sqlite(engine: Engine) -> None:

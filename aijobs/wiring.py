@@ -300,7 +300,7 @@ def build_engine(
 
 
 _load_safety = cache(ContentSafety.load)
-_RULES_GUARD = Lock()
+_SAFETY_LOCK = Lock()
 
 
 def build_guard(settings: Settings) -> Guard:
@@ -312,8 +312,8 @@ def build_guard(settings: Settings) -> Guard:
 
 
 def _safety(rules: Path | None) -> ContentSafety:
-    """Read once a process, also where several attempts are the first to ask."""
-    with _RULES_GUARD:
+    """Read once a process: `cache` alone would have each of several that are the first at once read them."""
+    with _SAFETY_LOCK:
         return _load_safety(rules)
 
 

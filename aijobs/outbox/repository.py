@@ -23,6 +23,7 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 """The wait after the first and the second failure."""
 
 
+_NOT_PAUSED = or_(OutboxEvent.queue_name.is_(None), ~exists().where(QueuePause.queue_name == OutboxEvent.queue_name))
 _BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_key == bindparam("key"))
 
 
@@ -44,6 +45,7 @@ class OutboxRepository:
     def __init__(self, clock: Clock, message_keys: KeyRing) -> None:
         self._clock = clock
         self._key_id = message_keys.current[0]
+        self._due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= clock.now())
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -147,15 +149,9 @@ class OutboxRepository:
         Chosen by state alone and never by the last id seen, as transactions commit out of order. Enqueue events of
         a paused queue stay where they are.
         """
-        paused = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
         found = session.execute(
             select(OutboxEvent.id)
-            .where(
-                OutboxEvent.status == PENDING,
-                OutboxEvent.available_at <= self._clock.now(),
-                OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0,
-                or_(OutboxEvent.queue_name.is_(None), ~paused),
-            )
+            .where(*self._due, _NOT_PAUSED, OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0)
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
             .limit(limit)
             .offset(skip)
@@ -163,26 +159,26 @@ class OutboxRepository:
         return list(found.scalars())
 
     def claim(self, session: Session, event_ids: Collection[str], holder: str) -> list[OutboxEvent]:
-        """Take those of the events that are still pending and due, under a `holder` that is used for this claim alone.
+        """Take those of the events that are still dispatchable, under a `holder` that is used for this claim alone.
 
         A claim counts as an attempt, so that an event that kills its dispatcher doesn't do so for ever.
         """
-        # Due still: another dispatcher may have failed at it meanwhile, and put it back for later.
-        due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= self._clock.now())
-        # Locked first, passing over what another dispatcher is just claiming: no waiting, no deadlock. SQLite has
-        # one writer and ignores it. MariaDB, left alone, walks a small table by another index and locks all of it.
+        # Looked at again: another dispatcher may have failed at one meanwhile, and put it back for later; or somebody
+        # paused its queue. Locked first, passing over what another dispatcher is just claiming: no waiting, no
+        # deadlock. SQLite has one writer and ignores it. MariaDB, left alone, walks a small table by another index and
+        # locks all of it.
         free = session.execute(
             select(OutboxEvent.id)
             .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mysql")
             .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mariadb")
-            .where(OutboxEvent.id.in_(event_ids), *due)
+            .where(OutboxEvent.id.in_(event_ids), *self._due, _NOT_PAUSED)
             .order_by(OutboxEvent.id)
             .with_for_update(skip_locked=True)
         ).scalars()
         change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id.in_(list(free)), *due)
+            .where(OutboxEvent.id.in_(list(free)), *self._due)
             .values(
                 status=PROCESSING,
                 locked_by=holder,

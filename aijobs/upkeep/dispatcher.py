@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from sqlalchemy.orm import Session
@@ -28,10 +29,10 @@ logger = get_logger(__name__)
 
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
 NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
-PHASE_S = 4.0
-"""So long at most a cycle sends fresh events, and as long those that were tried before. Where jobs come as fast as they
-go, fresh ones never end: the others would starve, and the cycle would neither be put on record nor end within the ten
-seconds that a process that stops waits for it."""
+FRESH_S, TRIED_S = 4.0, 1.0
+"""How long a cycle takes up fresh events, and those that were tried before. Where jobs come as fast as they go, fresh
+ones never end: the others would starve, and the cycle would neither be put on record nor end within the ten seconds
+that a process that stops waits for it."""
 
 
 class Broker(Protocol):
@@ -63,9 +64,12 @@ class OutboxDispatcher:
         *,
         batch: int = 100,
         claim_ttl: timedelta = timedelta(seconds=60),
+        fresh_s: float = FRESH_S,
+        tried_s: float = TRIED_S,
     ) -> None:
         self._database, self._outbox, self._lifecycle, self._broker = database, outbox, lifecycle, broker
         self._instance_id, self._batch, self._claim_ttl = instance_id, batch, claim_ttl
+        self._fresh_s, self._tried_s = fresh_s, tried_s
         self._outage = Outage(logger, "dispatcher.broker")
         self._backoff = Backoff()
 
@@ -79,9 +83,8 @@ class OutboxDispatcher:
             return 0
         handled = 0
         try:
-            for tried in (False, True):
-                for count in self._dispatch(tried=tried):
-                    handled += count
+            for count in chain(self._dispatch(self._fresh_s, tried=False), self._dispatch(self._tried_s, tried=True)):
+                handled += count
         except BrokerUnavailable as error:
             self._outage.failed(error)
             self._backoff.lengthen()
@@ -102,13 +105,14 @@ class OutboxDispatcher:
 
     # --- one claim ---------------------------------------------------------------------------------------------
 
-    def _dispatch(self, *, tried: bool) -> Iterator[int]:
-        """Claim and deliver page after page of due events; how many there were in each claim.
+    def _dispatch(self, seconds: float, *, tried: bool) -> Iterator[int]:
+        """Claim and deliver due events until none is left or the time is up; how many, of each claim that got any.
 
-        A page that another dispatcher is just claiming is passed over: one that stands still in the middle of its claim
-        holds up none of those behind. To look for tried ones reads all of a backlog, and so it is done once a page.
+        A page that another dispatcher is just claiming is passed over, and what then moves up into its place: one that
+        stands still in the middle of its claim holds up none of those behind. To look for tried events reads all of a
+        backlog, and so it is done once a page.
         """
-        until = time.monotonic() + PHASE_S
+        until = time.monotonic() + seconds
         passed = 0
         while True:
             with self._database.read() as session:
@@ -116,15 +120,16 @@ class OutboxDispatcher:
             if not ids:
                 return
             passed += len(ids)
-            for claimed in [[one] for one in ids] if tried else [ids]:
-                if count := self._deliver_claimed(claimed):
+            claims = [[one] for one in ids] if tried else [ids]
+            for event_ids in claims:
+                if count := self._claim_and_deliver(event_ids):
                     passed = 0
                     yield count
-            if time.monotonic() >= until:
-                return
+                if time.monotonic() >= until:
+                    return
 
-    def _deliver_claimed(self, event_ids: Sequence[str]) -> int:
-        """Claim and deliver those of the events that are still to be had; how many."""
+    def _claim_and_deliver(self, event_ids: Sequence[str]) -> int:
+        """Those of the events that are still to be had; how many."""
         holder = f"{self._instance_id}/{secrets.token_hex(8)}"
         events = self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
         if events:

@@ -113,9 +113,13 @@ class Game:
 
     def _judge(self) -> None:
         services = self.driver.services
+        still = count_open(services.database)
         self.evidence = gather(services.database, self.stage.crash_folder / "ledger", self.stage.provider.bill)
-        if count_open(services.database):
-            return  # That it didn't end is told. What still moves can't be held against itself.
+        self.broken += judge_roles(self.stage.roles)
+        if still:  # What still moves can't be held against itself.
+            if not self.broken:
+                self.broken.append(Broken(f"open again after all had ended: {still}"))
+            return
         now = timedelta()
         strict = Bounds(lease_lost=now, undelivered=now, redrive=timedelta(seconds=3), cancel=now, open_call=now)
         report = Check(services.database, services.clock, services.broker, strict).run()
@@ -124,7 +128,6 @@ class Game:
             self.broken.append(Broken(f"the broker was {report.broker} at the end"))
         database_faults = any(fault.target == "database" for fault in self.plan.faults)
         self.broken += judge(self.evidence, self.driver.book, database_faults=database_faults)
-        self.broken += judge_roles(self.stage.roles)
 
     def summary(self) -> str:
         """What happened, on one screen."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -163,3 +166,21 @@ def test_postgres_keeps_what_was_committed_when_it_restarts(postgres: PostgresSe
     assert rows(url, "SELECT id FROM child") == [(7,)]
     assert rows(url, "SHOW timezone") == [("Asia/Shanghai",)]
     postgres.drop_database(url)
+
+
+def test_a_killed_postgres_comes_back_where_it_was_though_one_of_its_processes_is_slow_to_end(
+    postgres: PostgresServer,
+) -> None:
+    """It says that its shared memory is in use, which is nobody else's port."""
+    port = postgres.port
+    with postgres.connect() as connection:
+        pid = connection.info.backend_pid
+        os.kill(pid, signal.SIGSTOP)
+        postgres.kill()
+        late = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+        late.start()
+        postgres.start()
+        late.join()
+    assert postgres.port == port
+    with postgres.connect() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)

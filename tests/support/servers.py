@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Program, Run
 
-START_ATTEMPTS = 3
 START_TIMEOUT_S = 30.0
 
 
@@ -47,21 +47,26 @@ class Server(ABC):
         self._run = run
         self.port = free_port()
         self.program: Program | None = None
+        self._has_run = False
 
     def start(self) -> None:
         """Start it and wait until it answers. Nothing happens if it runs already."""
         if self.is_running:
             return
-        for attempt in range(START_ATTEMPTS):
+        ends = time.monotonic() + START_TIMEOUT_S
+        while True:
             self.program = self._launch()
             if self._came_up(self.program):
+                self._has_run = True
                 return
-            # Somebody else may have taken the port between our look and the server's.
-            if attempt < START_ATTEMPTS - 1 and "in use" in self.program.output:
-                self.port = free_port()
-                continue
-            break
-        raise AssertionError(f"{self.name} did not start:\n{self.program.output if self.program else ''}")
+            if "in use" not in self.program.output or time.monotonic() > ends:
+                raise AssertionError(f"{self.name} did not start:\n{self.program.output}")
+            if self._has_run:
+                time.sleep(
+                    0.1
+                )  # By what a killed one left: PostgreSQL's processes end a moment after the first of them.
+            else:
+                self.port = free_port()  # By somebody else, since our look.
 
     def stop(self) -> None:
         """End it. Nothing happens if it does not run."""

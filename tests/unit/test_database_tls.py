@@ -47,6 +47,12 @@ def test_what_cannot_be_understood_of_tls_is_refused_and_not_guessed(said: str) 
         build_engine(f"mysql+pymysql://u:p@db.example/d?ssl_disabled={said}")
 
 
+def test_an_address_that_demands_tls_and_disables_it_is_refused() -> None:
+    """The driver would speak in clear, without a word."""
+    with pytest.raises(SettingsError, match="disables TLS, and asks for it by ssl_ca"):
+        build_engine("mysql+pymysql://u:p@db.example/d?ssl_ca=/etc/ca.pem&ssl_disabled=true")
+
+
 def test_a_certificate_that_the_address_demands_is_demanded() -> None:
     arguments = dial("mysql+pymysql://u:p@127.0.0.1/d?ssl_ca=/etc/ca.pem")
     assert "ssl_disabled" not in arguments

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import outgoing
+from aijobs.queues.beat import BeatScheduler
 from aijobs.queues.message import OutgoingMessage
-from aijobs.upkeep.dispatcher import Backoff, OutboxDispatcher, hand_over
+from aijobs.upkeep.dispatcher import FRESH_S, TRIED_S, Backoff, OutboxDispatcher, hand_over
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
@@ -69,7 +71,9 @@ class DyingAfterwards:
 
 
 def dispatcher(kit: Kit, broker: Any = None, name: str = "d1", **options: Any) -> OutboxDispatcher:
+    """One whose cycle ends where nothing is left, on a slow machine too."""
     services = kit.services
+    options = {"fresh_s": 60, "tried_s": 60, **options}
     return OutboxDispatcher(
         services.database, services.outbox_events, services.lifecycle, broker or kit.broker, name, **options
     )
@@ -302,7 +306,7 @@ def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_afte
 
 
 def test_where_fresh_events_come_without_end_a_cycle_ends_and_those_that_were_tried_have_their_turn(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
+    kit: Kit,
 ) -> None:
     """Else a dead dispatcher's events wait for ever, a dispatcher at full speed counts as overdue, and SIGTERM cuts it
     off in the middle of a claim."""
@@ -315,20 +319,39 @@ def test_where_fresh_events_come_without_end_a_cycle_ends_and_those_that_were_tr
                 fresh.extend(waiting_jobs(kit, 2))
             return super().send(messages)
 
-    monkeypatch.setattr("aijobs.upkeep.dispatcher.PHASE_S", 0.0)
+    assert FRESH_S + TRIED_S <= BeatScheduler.stop_wait_s / 2, "what was begun then ends in time, too"
     orphans = waiting_jobs(kit, 4)
     claim_by_the_dead(kit)
     kit.advance(61)
     fresh = waiting_jobs(kit, 2)
     broker = Flood()
-    sender = dispatcher(kit, broker, batch=2)
+    sender = dispatcher(kit, broker, batch=2, fresh_s=0, tried_s=0)
     assert sender.release_expired_claims() == 4
-    assert [sender.cycle() for _ in range(3)] == [4, 4, 2]
-    assert broker.batches == [fresh[:2], *_alone(orphans[:2]), fresh[2:4], *_alone(orphans[2:]), fresh[4:6]]
+    assert [sender.cycle() for _ in range(5)] == [3, 3, 3, 3, 2]
+    turns = [[fresh[2 * n : 2 * n + 2], orphans[n : n + 1]] for n in range(4)]
+    assert broker.batches == [*chain(*turns), fresh[8:10]]
 
 
-def _alone(job_ids: Sequence[str]) -> list[list[str]]:
-    return [[job_id] for job_id in job_ids]
+@pytest.mark.parametrize("tried", [False, True], ids=["fresh", "tried"])
+def test_a_queue_that_is_paused_after_a_dispatcher_looked_keeps_its_events(kit: Kit, tried: bool) -> None:
+    class Pausing(Refusing):
+        """While it is given the first, an operator pauses the queue."""
+
+        def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
+            if not self.batches:
+                kit.pause("ai-interactive")
+            return super().send(messages)
+
+    ids = waiting_jobs(kit, 6)
+    if tried:
+        claim_by_the_dead(kit)
+        kit.advance(61)
+    broker = Pausing()
+    sender = dispatcher(kit, broker, batch=6 if tried else 2)
+    sender.release_expired_claims()
+    sender.cycle()
+    assert broker.sent == ids[: 1 if tried else 2]
+    assert {the_event(kit, job_id).status for job_id in ids[2:]} == {"pending"}
 
 
 @ANY_DATABASE

@@ -27,7 +27,7 @@ def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it
         for event in session.execute(select(OutboxEvent)).scalars():
             event.attempt_count = 1 if tried else 0
     outbox = kit.services.outbox_events
-    other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5)
+    other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5, fresh_s=60, tried_s=60)
     with kit.database.transaction() as still:
         head = outbox.find_dispatchable(still, 5, tried=tried)
         assert len(outbox.claim(still, head, "d1/x")) == 5
