@@ -220,7 +220,7 @@ def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_
     where = settings.instance_path / "aijobs.db"
     ours = made and settings.database_url.endswith(str(where))
     kept = f" The cards are kept in {shown_path(where)}." if ours else ""
-    terminal.say(f"See it in the console: `make run` (or `aijobs up`), then /console/jobs/<id>.{kept}")
+    terminal.say(f"See it in the console, behind the address that `make run` (or `aijobs up`) prints.{kept}")
     for text in texts:
         terminal.say(f"  /console/jobs/{text.job['jobId']}  {text.name}")
     failed = [text for text in texts if not text.succeeded]
