@@ -138,8 +138,8 @@ def _mysql_arguments(url: URL, patient: bool) -> dict[str, Any]:
 
 
 def _tls(url: URL) -> dict[str, bool]:
-    """`ssl_disabled` as the address means it: to the driver any text is true, and `false` would end encryption, as it
-    would beside `ssl_ca`."""
+    """`ssl_disabled` as the address means it. To the driver any text is true, `false` too, and weightier than `ssl_ca`:
+    it would speak in clear without a word."""
     said = url.query.get("ssl_disabled")
     if said is None:
         return {}

@@ -61,12 +61,10 @@ class Server(ABC):
                 return
             if "in use" not in self.program.output or time.monotonic() > ends:
                 raise AssertionError(f"{self.name} did not start:\n{self.program.output}")
-            if self._has_run:
-                time.sleep(
-                    0.1
-                )  # By what a killed one left: PostgreSQL's processes end a moment after the first of them.
-            else:
-                self.port = free_port()  # By somebody else, since our look.
+            if not self._has_run:
+                self.port = free_port()  # Taken by somebody else since our look.
+            else:  # By its own dead: PostgreSQL's processes end a moment after the first of them.
+                time.sleep(0.1)
 
     def stop(self) -> None:
         """End it. Nothing happens if it does not run."""
