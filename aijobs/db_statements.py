@@ -77,7 +77,8 @@ def insert_rows(session: Session, model: type[Base], rows: Sequence[Mapping[str,
     if rows:
         table = _table(model)
         _refuse_unknown(table, rows[0])
-        _run(session, _insert(table, ()), rows)
+        # One row goes as one, which most are: a driver's way for many is dearer.
+        _run(session, _insert(table, ()), rows if len(rows) > 1 else rows[0])
 
 
 def insert_if_absent(session: Session, model: type[Base], key: str, /, **values: Any) -> None:

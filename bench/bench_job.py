@@ -38,6 +38,7 @@ RESULTS = Table(
     Column("attempt_no", Integer, nullable=False),
     **cast("dict[str, Any]", TABLE_OPTIONS),
 )
+_INSERT = insert(RESULTS)
 
 
 class Task(BaseModel):
@@ -110,7 +111,7 @@ class BenchProjector:
 
     def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
         row_id = new_id()
-        session.execute(insert(RESULTS).values(id=row_id, job_id=job.id, attempt_no=job.attempt_no))
+        session.execute(_INSERT, {"id": row_id, "job_id": job.id, "attempt_no": job.attempt_no})
         return ProjectionResult([Artifact("BenchResult", row_id, 0)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aijobs.engine.run import Run
 from aijobs.events import DomainEvent, EventBus
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.claim import KnownJob
 from aijobs.jobs.status import FINAL
 from aijobs.logs import get_logger
 from aijobs.outbox.models import END_EVENTS
@@ -12,7 +12,7 @@ from aijobs.outbox.models import END_EVENTS
 logger = get_logger(__name__)
 
 
-def complete(bus: EventBus, run: Run, job: AiJob, error_code: str | None = None) -> None:
+def complete(bus: EventBus, run: Run, job: KnownJob, error_code: str | None = None) -> None:
     """Write the attempt's line, publish the end event of a job that ended, after the commit, and end the run."""
     word = job.lifecycle_status if job.lifecycle_status in FINAL else "retry_scheduled"
     level = logger.info if error_code is None or job.lifecycle_status not in FINAL else logger.warning

@@ -62,7 +62,7 @@ class Prepare:
             self._leave_unknown(message)
             return None
         try:
-            job, event_id = self._lock(message)
+            job, event_id, content = self._lock(message)
         except JobLockConflict as refused:
             reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
@@ -70,7 +70,7 @@ class Prepare:
         definition, claim = self._registry.get(job.job_type), claim_of(job)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
         token = CancellationToken(definition.execution.timeout_ms / 1000, progress.show)
-        run = Run(job, claim, definition, token, event_id)
+        run = Run(job, claim, definition, token, event_id, content)
         logger.info("job.locked", **run.fields())
         return run
 
@@ -83,7 +83,8 @@ class Prepare:
         wanted, sent_back = message.job_id, False
         for turn in range(1, TURNS + 1):
             try:
-                return self._lifecycle.lock_job(wanted, self._instance_id, known)
+                event_id = message.event_id if wanted == message.job_id else None
+                return self._lifecycle.lock_job(wanted, self._instance_id, known, event_id=event_id)
             except NotYourTurn as refused:
                 if not sent_back:
                     self._give_back(message)

@@ -17,8 +17,9 @@ from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
 from aijobs.errors import JobError, LifecycleError
 from aijobs.jobs.changes import ended
+from aijobs.jobs.claim import KnownJob
 from aijobs.jobs.lifecycle import LifecycleRepository
-from aijobs.jobs.models import AiJob, AiJobArtifact
+from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.logs import get_logger
 
@@ -33,7 +34,7 @@ class Project:
     def __init__(self, database: Database, lifecycle: LifecycleRepository, registry: JobDefinitionRegistry) -> None:
         self._database, self._lifecycle, self._registry = database, lifecycle, registry
 
-    def project(self, run: Run) -> AiJob:
+    def project(self, run: Run) -> KnownJob:
         """The succeeded job. An error rolls everything back: `JobError` INTERNAL_PROJECTION, or a `LifecycleError`."""
         try:
             return self._project(run)
@@ -47,7 +48,7 @@ class Project:
         except Exception as error:
             raise JobError("INTERNAL_PROJECTION", "the projector raised") from error
 
-    def _project(self, run: Run) -> AiJob:
+    def _project(self, run: Run) -> KnownJob:
         """Rows that are there already are looked for in a second transaction, and not behind a savepoint: that would be
         two round trips for every job, and hardly any meets one. In between a cancel or a takeover may come: its refusal
         is the second one's outcome.
@@ -58,14 +59,14 @@ class Project:
             conflict = error
         return self._succeed(run, lambda session, _output: self._find_recorded(session, run, conflict))
 
-    def _succeed(self, run: Run, artifacts_of: Callable[[Session, Any], Sequence[Artifact]]) -> AiJob:
+    def _succeed(self, run: Run, artifacts_of: Callable[[Session, Any], Sequence[Artifact]]) -> KnownJob:
         """End the job with these artifacts, in one transaction under its row's lock."""
 
-        def work(session: Session) -> AiJob:
-            saved = self._lifecycle.lock_row(session, run.claim)
-            count = len(artifacts_of(session, saved if run.output is None else run.output))
+        def work(session: Session) -> KnownJob:
+            held = self._lifecycle.lock_row(session, run.claim)
+            count = len(artifacts_of(session, held.validated_output if run.output is None else run.output))
             ms = run.stopwatch.ms
-            return self._lifecycle.mark_succeeded(run.claim, session, artifact_count=count, duration_ms=ms)
+            return self._lifecycle.mark_succeeded(run.claim, session, held=held, artifact_count=count, duration_ms=ms)
 
         return self._database.write(work, ended(run.claim, SUCCEEDED))
 

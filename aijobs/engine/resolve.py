@@ -20,7 +20,6 @@ from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.snapshots import read_content
 
 MOST_OUTPUT_TOKENS = 64_000
 """More room than this is given to no answer that was cut off: the prompt asks for less instead."""
@@ -49,10 +48,9 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the database holds of an attempt's work."""
+    """What else the database holds of an attempt's work."""
 
     credential: SealedKey | None
-    content: Mapping[str, Any] | None = field(repr=False)
     retries: Counter[str]
 
 
@@ -78,7 +76,7 @@ class Resolve:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
             self._credentials.note_use(known.credential)
-        content = known.content
+        content = run.content
         if content is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
         if definition.prompt is None:
@@ -108,7 +106,7 @@ class Resolve:
 
     def _read(self, session: Session, job: AiJob) -> _Known:
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
-        return _Known(sealed, read_content(session, job.id), count_retries(session, job))
+        return _Known(sealed, count_retries(session, job))
 
 
 def _room(tokens: int, truncations: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,7 +14,7 @@ from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.token import CancellationToken
 from aijobs.jobs.lifecycle import Claim
 from aijobs.jobs.models import AiJob
-from aijobs.logs import job_fields
+from aijobs.logs import LoggedJob, job_fields
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Run:
     token: CancellationToken
     outbox_id: str | None = None
     """The event that asked for this attempt."""
+    content: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The job's input; None where it has expired."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     call: OpenCall | None = None
     """The last provider call, until its answer is saved; set and taken away by the attempt's own thread alone."""
@@ -59,7 +62,7 @@ class Run:
             self.outcome = outcome
             self.ended.set()
 
-    def fields(self, job: AiJob | None = None, error_code: str | None = None) -> dict[str, Any]:
+    def fields(self, job: LoggedJob | None = None, error_code: str | None = None) -> dict[str, Any]:
         """The eight keys of a log line about this attempt."""
         return job_fields(
             job or self.job,

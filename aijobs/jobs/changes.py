@@ -19,7 +19,7 @@ from aijobs.errors import (
     LifecycleError,
     LockLost,
 )
-from aijobs.jobs.claim import Claim
+from aijobs.jobs.claim import Claim, KnownJob
 from aijobs.jobs.history import WORKER, record
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING
@@ -96,11 +96,12 @@ class JobChanges:
         """A holder's change with its history row, and its end event where it ends the job."""
         if not self.change(session, claim, *where, **values):
             raise self.refusal(session, claim)
-        return self.tell(session, claim.job_id, note, claim.instance)
+        job = self.get(session, claim.job_id)
+        self.tell(session, job, note, claim.instance)
+        return job
 
-    def tell(self, session: Session, job_id: str, note: Note, instance: str | None = None) -> AiJob:
-        """What goes with a change: the history row, and the end event where the job is final now."""
-        job = self.get(session, job_id)
+    def tell(self, session: Session, job: KnownJob, note: Note, instance: str | None = None) -> None:
+        """What goes with a change that made `job` what it is: the history row, and the end event where it is final."""
         if job.lifecycle_status in FINAL:
             self._outbox.add_end(session, job)
         record(
@@ -113,7 +114,6 @@ class JobChanges:
             error_code=note.error_code,
             duration_ms=note.duration_ms,
         )
-        return job
 
     def refusal(self, session: Session, who: str | Claim, *, cancelling: bool = False) -> LifecycleError:
         """Why an UPDATE found no row, read from the row as it is now; `cancelling`: it looked for a request."""

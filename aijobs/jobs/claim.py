@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aijobs.errors import describe
 from aijobs.jobs.models import AiJob
+from aijobs.logs import LoggedJob
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,39 @@ def claim_of(job: AiJob) -> Claim:
     return Claim(job.id, job.locked_by, job.attempt_no)
 
 
+class KnownJob(LoggedJob, Protocol):
+    """What a change of a job tells of it."""
+
+    event_seq: int
+    output_hash: str | None
+
+
+@dataclass
+class HeldJob:
+    """A held job whose row is locked: what its end is to tell, and its saved output, None where it has none.
+
+    Not the whole row, whose forty columns cost a worker more than all the rest of a statement.
+    """
+
+    id: str
+    job_type: str
+    queue_name: str
+    attempt_no: int
+    lifecycle_status: str
+    error_code: str | None
+    event_seq: int
+    output_hash: str | None
+    validated_output: Any = field(repr=False)
+
+
 class Locked(NamedTuple):
-    """A job that was just taken, and the id of the outbox event that asked for this attempt."""
+    """A job that was just taken, with what it works on."""
 
     job: AiJob
     event_id: str | None
+    """Of the outbox event that asked for this attempt."""
+    content: Mapping[str, Any] | None
+    """Its input; None where that has expired, or where its output is saved already."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
 from aijobs.db_statements import insert_row
-from aijobs.jobs.models import AiJob, AiJobEvent
+from aijobs.jobs.claim import KnownJob
+from aijobs.jobs.models import AiJobEvent
 
 WORKER = "worker"
 REAPER = "reaper"
@@ -17,7 +18,7 @@ SYSTEM = "system"
 def record(
     session: Session,
     clock: Clock,
-    job: AiJob,
+    job: KnownJob,
     event_type: str,
     *,
     seq: int | None = None,

@@ -9,27 +9,42 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select
+from sqlalchemy import ColumnElement, Result, and_, bindparam, case, exists, func, null, or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import TRIES, Database
+from aijobs.db import TRIES, Database, T
 from aijobs.db_clock import Clock
 from aijobs.db_statements import read_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
-from aijobs.jobs.changes import DUE_AT, HELD, NOT_ASKED, WAITS, JobChanges, Note, cancelled, ended, freed, of, saved
-from aijobs.jobs.claim import Claim, JobErrorInfo, Lease, Locked, claim_of
+from aijobs.jobs.changes import (
+    DUE_AT,
+    HELD,
+    NOT_ASKED,
+    THE_JOB,
+    WAITS,
+    JobChanges,
+    Note,
+    cancelled,
+    ended,
+    freed,
+    of,
+    saved,
+)
+from aijobs.jobs.claim import Claim, HeldJob, JobErrorInfo, KnownJob, Lease, Locked, claim_of
 from aijobs.jobs.fairness import FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob, AiJobSnapshot, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
-from aijobs.outbox.repository import OutboxRepository
+from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.repository import SEEN_EVENT, OutboxRepository
 
 __all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "Locked", "claim_of"]
 
@@ -40,7 +55,15 @@ ASKED, SAVED = 10, 90
 
 _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
 """A job that a worker may lock, once it is due."""
-_HELD_OUTPUT = select(AiJob.validated_output).where(HELD, NOT_ASKED).with_for_update()
+_HELD_JOB = select(*(getattr(AiJob, part.name) for part in fields(HeldJob))).where(HELD, NOT_ASKED).with_for_update()
+_LOCKED = (
+    select(AiJob, AiJobSnapshot.content, SEEN_EVENT)
+    .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
+    .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
+    .where(THE_JOB, AiJob.locked_by == bindparam("of_token"))
+    .execution_options(populate_existing=True)
+)
+"""A job that was just locked, its input where that is to be worked on, and the event that is said to ask for it."""
 _ASKED = ~NOT_ASKED
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
 _FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
@@ -85,11 +108,19 @@ class LifecycleRepository:
         record(session, self._clock, job, "created", actor=actor if job.trigger_type == "user" else job.trigger_type)
         return job
 
-    def lock_job(self, job_id: str, instance_id: str, job_types: Collection[str] | None = None) -> Locked:
+    def lock_job(
+        self,
+        job_id: str,
+        instance_id: str,
+        job_types: Collection[str] | None = None,
+        *,
+        event_id: str | None = None,
+    ) -> Locked:
         """Take a due job for a new attempt; `JobLockConflict` where it can't be taken now.
 
         Due, held by nobody, not asked to cancel, and of a queue that isn't paused: in one statement. `NotYourTurn`
         where its user has a share of the queue already, and another waits for work of `job_types` (of any).
+        `event_id` is the event that asks for this attempt as far as is known: with it, one statement finds all.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
@@ -97,17 +128,21 @@ class LifecycleRepository:
             self._fair_share.check(session, job_id, job_types)
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
-            job = self._changes.get(session, job_id)
-            event_id = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at)
+            job, content, seen = find(session).one()
+            settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, seen)
             record(session, self._clock, job, "locked", instance=instance_id)
-            return Locked(job, event_id)
+            return Locked(job, settled, content)
+
+        def find(session: Session) -> Result[*tuple[Any, ...]]:
+            return session.execute(_LOCKED, {**of(job_id), "of_token": token, "of_event": event_id})
 
         def ours(session: Session) -> Locked | None:
-            job = session.execute(select(AiJob).where(AiJob.id == job_id, AiJob.locked_by == token)).scalar()
-            if job is None:
+            found = find(session).one_or_none()
+            if found is None:
                 return None
-            event = self._outbox.enqueue_event(session, job, job.attempt_no)
-            return Locked(job, event.id if event else None)
+            job, content, seen = found
+            event = self._outbox.find_enqueue(session, job, job.attempt_no, seen)
+            return Locked(job, event.id if event else None, content)
 
         return self._database.write(lock, settle=ours)
 
@@ -160,16 +195,15 @@ class LifecycleRepository:
         note = Note("provider_called")
         return self._changes.held_change(session, claim, note, NOT_ASKED, progress=_raised(ASKED))
 
-    def lock_row(self, session: Session, claim: Claim) -> Any:
-        """Lock the held job's row until the end of the transaction, for a projection.
+    def lock_row(self, session: Session, claim: Claim) -> HeldJob:
+        """Lock the held job's row until the end of the transaction, for a projection, and read what that needs of it.
 
-        Returns its saved output, None where it has none. `CancelRequested` where a cancel was asked for, `LockLost`
-        where the claim is gone.
+        `CancelRequested` where a cancel was asked for, `LockLost` where the claim is gone.
         """
-        row = read_rows(session, _HELD_OUTPUT, of(claim)).one_or_none()
+        row = read_rows(session, _HELD_JOB, of(claim)).one_or_none()
         if row is None:
             raise self._changes.refusal(session, claim)
-        return row.validated_output
+        return HeldJob(**row._asdict())
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -178,19 +212,26 @@ class LifecycleRepository:
         claim: Claim,
         session: Session | None = None,
         *,
+        held: HeldJob | None = None,
         artifact_count: int = 0,
         duration_ms: int | None = None,
-    ) -> AiJob:
+    ) -> KnownJob:
         """End the job `succeeded`, with the number of artifacts its projection made.
 
-        Fenced by the claim, not by the clock: a late result is taken as long as nobody took over.
+        Fenced by the claim, not by the clock: a late result is taken as long as nobody took over. `held` is what
+        `lock_row` found in this transaction, where it was called: then nothing is read again.
         """
 
-        note = Note(SUCCEEDED, duration_ms=duration_ms)
-        values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
-        return self._in(
-            session, lambda s: self._changes.held_change(s, claim, note, NOT_ASKED, **values), ended(claim, SUCCEEDED)
-        )
+        def succeed(session: Session) -> KnownJob:
+            was = held or self.lock_row(session, claim)
+            values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
+            if not self._changes.change(session, claim, NOT_ASKED, **values):
+                raise self._changes.refusal(session, claim)
+            job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)
+            self._changes.tell(session, job, Note(SUCCEEDED, duration_ms=duration_ms), claim.instance)
+            return job
+
+        return self._in(session, succeed, ended(claim, SUCCEEDED))
 
     def mark_failed(
         self,
@@ -380,9 +421,9 @@ class LifecycleRepository:
     def _in(
         self,
         session: Session | None,
-        work: Callable[[Session], AiJob],
-        settle: Callable[[Session], AiJob | None] | None = None,
-    ) -> AiJob:
+        work: Callable[[Session], T],
+        settle: Callable[[Session], T | None] | None = None,
+    ) -> T:
         """Run `work` in the caller's session, or in a transaction of its own."""
         return self._database.write(work, settle) if session is None else work(session)
 
@@ -404,7 +445,8 @@ class LifecycleRepository:
         if not self._changes.change(session, who, _ASKED, *where, **self._final(CANCELLED)):
             raise self._changes.refusal(session, who, cancelling=True)
         job_id, instance = (who.job_id, who.instance) if isinstance(who, Claim) else (who, None)
-        job = self._changes.tell(session, job_id, Note(CANCELLED, actor), instance)
+        job = self._changes.get(session, job_id)
+        self._changes.tell(session, job, Note(CANCELLED, actor), instance)
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job
 
@@ -413,7 +455,9 @@ class LifecycleRepository:
         unheld = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
         if not self._changes.change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST))):
             raise self._changes.refusal(session, job.id)
-        return self._changes.tell(session, job.id, Note(FAILED, REAPER, WORKER_LOST))
+        failed = self._changes.get(session, job.id)
+        self._changes.tell(session, failed, Note(FAILED, REAPER, WORKER_LOST))
+        return failed
 
     def _ask_again(self, session: Session, job: AiJob) -> AiJob:
         """Write the event for the next attempt of a job that still has one."""

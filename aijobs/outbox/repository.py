@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol, cast
 
 from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Bundle, Session
 
 from aijobs.db_clock import Clock
 from aijobs.db_statements import change_rows, insert_if_absent, read_rows
 from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.logs import LoggedJob
 from aijobs.outbox.keys import end_key, enqueue_key
 from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
 from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, digest, microseconds
@@ -24,7 +25,20 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 
 
 _NOT_PAUSED = or_(OutboxEvent.queue_name.is_(None), ~exists().where(QueuePause.queue_name == OutboxEvent.queue_name))
-_BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_key == bindparam("key"))
+SEEN_EVENT: Bundle[Any] = Bundle("seen_event", OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
+"""An enqueue event as far as a lock needs it; with another's query it comes as a row, of nothing where it isn't there.
+"""
+_BY_KEY = select(OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key).where(
+    OutboxEvent.dedupe_key == bindparam("key")
+)
+
+
+class SeenEvent(Protocol):
+    """What `SEEN_EVENT` finds."""
+
+    id: str
+    status: str
+    dedupe_key: str
 
 
 def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
@@ -92,7 +106,7 @@ class OutboxRepository:
             available_at=available_at,
         )
 
-    def add_end(self, session: Session, job: AiJob) -> None:
+    def add_end(self, session: Session, job: LoggedJob) -> None:
         """Tell that the job ended; born published, as nobody subscribes yet."""
         event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
@@ -122,13 +136,25 @@ class OutboxRepository:
             **values,
         )
 
-    def settle_enqueue(self, session: Session, job: AiJob, attempt: int, at: datetime | None) -> str | None:
+    def find_enqueue(
+        self, session: Session, job: AiJob, attempt: int, seen: SeenEvent | None = None
+    ) -> SeenEvent | None:
+        """The event that asks for the job's `attempt`, None where there is none; `seen`, where that is it."""
+        key = enqueue_key(job, attempt)
+        if seen is not None and seen.dedupe_key == key:
+            return seen
+        found: Any = read_rows(session, _BY_KEY, {"key": key}).one_or_none()
+        return cast("SeenEvent | None", found)
+
+    def settle_enqueue(
+        self, session: Session, job: AiJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
+    ) -> str | None:
         """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
 
-        Returns its id, None where there is no such event. Looked at first: where the job waited for more than a moment
-        it is marked already, and an UPDATE is dearer.
+        Returns its id, None where there is no such event. Looked at first, where it isn't `seen`: if the job waited for
+        more than a moment it is marked already, and an UPDATE is dearer.
         """
-        event = read_rows(session, _BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
+        event = self.find_enqueue(session, job, attempt, seen)
         if event is None:
             return None
         if event.status in (PENDING, PROCESSING):
@@ -193,9 +219,9 @@ class OutboxRepository:
         )
         return list(claimed.scalars())
 
-    def enqueue_event(self, session: Session, job: AiJob, attempt: int | None = None) -> OutboxEvent | None:
-        """The event that asks for the job's `attempt` (its next), or None where there is none."""
-        key = enqueue_key(job, job.attempt_no + 1 if attempt is None else attempt)
+    def enqueue_event(self, session: Session, job: AiJob) -> OutboxEvent | None:
+        """The event that asks for the job's next attempt, or None where there is none."""
+        key = enqueue_key(job, job.attempt_no + 1)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar()
 
     def jobs_of(self, session: Session, events: Sequence[OutboxEvent]) -> dict[str, AiJob]:

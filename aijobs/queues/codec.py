@@ -108,6 +108,11 @@ def read_arguments(argument: object) -> JobMessage:
     return JobMessage(**{name: argument[key] for key, name in _FIELDS.items()})
 
 
+def event_id_of(task_id: str) -> str | None:
+    """The id of the event that a task was made of; None for a name that isn't of ours."""
+    return task_id.removeprefix(_ID) if task_id.startswith(_ID) else None
+
+
 def _body(outgoing: OutgoingMessage) -> bytes:
     """Version 1: the JSON without its closing brace."""
     envelope: Mapping[str, object] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from aijobs.errors import AijobsError
 from aijobs.logs import Outage, get_logger, where
 from aijobs.queues.beat import Every
 from aijobs.queues.broker import huey_name
-from aijobs.queues.codec import TASK, BadMessage, arguments, decode, read_arguments
+from aijobs.queues.codec import TASK, BadMessage, arguments, decode, event_id_of, read_arguments
 from aijobs.queues.connection import READ_TIMEOUT_S, connect
 from aijobs.queues.consumer import AiJobsConsumer, check_broker, configure_logs, fit_options
 from aijobs.queues.crew import Crew
@@ -124,12 +125,12 @@ class AiJobsHuey(PriorityRedisHuey):
     def add_job_task(self) -> Any:
         """Make this a queue of jobs: its one task, `run_job`, hands each message to the crew."""
 
-        def run_job(message: dict[str, str]) -> object:
-            return self._run_job(read_arguments(message))
+        def run_job(message: dict[str, str], *, task: Any) -> object:
+            return self._run_job(replace(read_arguments(message), event_id=event_id_of(task.id)))
 
         run_job.__module__ = self._build_crew.__module__
         self.job_task_name = f"{run_job.__module__}.{TASK}"
-        return self.task(name=TASK)(run_job)
+        return self.task(name=TASK, context=True)(run_job)
 
     def add_pass(self, name: str) -> Any:
         """Name a pass that this queue's crew brings; how often it runs is known when the crew is there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 MESSAGE_VERSION = 1
@@ -18,7 +18,7 @@ PUT_BACK = "put_back"
 
 @dataclass(frozen=True)
 class JobMessage:
-    """What a worker is told: which job, of what type, and by which event (`idempotency_key`)."""
+    """What a worker is told, in four fields: which job, of what type, and by which event (`idempotency_key`)."""
 
     job_id: str
     job_type: str
@@ -26,6 +26,8 @@ class JobMessage:
     """SHA-256 of the event's dedupe key, so that no user id is in the broker."""
     created_at: str
     """The job's, as ISO 8601."""
+    event_id: str | None = field(default=None, compare=False)
+    """The event's, where it is known by the message's name: a hint that spares a worker looking for the event."""
 
 
 @dataclass(frozen=True)

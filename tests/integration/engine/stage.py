@@ -145,7 +145,10 @@ class Stage:
     def message(self, job_id: str) -> JobMessage:
         """What a worker is told of the job."""
         job = self.kit.job(job_id)
-        return JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z")
+        with self.kit.database.read() as session:
+            event = self.kit.services.outbox_events.enqueue_event(session, job)
+        event_id = event.id if event else None
+        return JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z", event_id)
 
     def run(self, job_id: str) -> str:
         """Deliver the job's message once; the engine's word."""

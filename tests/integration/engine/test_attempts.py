@@ -7,9 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
+from aijobs.outbox.models import PUBLISHED, OutboxEvent
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
@@ -40,6 +42,29 @@ def test_a_job_runs_and_leaves_its_artifacts(stage: Stage) -> None:
     assert [event.event_type for event in stage.kit.events(job.id)] == ["ai.job.enqueue", "ai.job.completed"]
     assert stage.usage(job.id) == []
     assert stage.presence.seen == [("started", job.id), ("finished", job.id)]
+
+
+def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(stage: Stage) -> None:
+    """Each is a round trip, and a worker's time: the greater part of a job where the work itself is waiting."""
+    job_id = stage.kit.new_job({"output": {"said": "hello"}, "artifacts": 1}).id
+    with stage.kit.database.transaction() as session:
+        session.execute(update(OutboxEvent).values(status=PUBLISHED))
+    message = stage.message(job_id)
+    stage.engine.close()  # The watcher asks too.
+    with stage.kit.statements() as seen:
+        assert stage.engine.execute(message) == "succeeded"
+    told = [statement.split("\n")[0].split("(")[0].split(" SET ")[0].strip() for statement in seen]
+    assert [line for line in told if not line.startswith("BEGIN")] == [
+        "SELECT ai_jobs.user_id, ai_jobs.queue_name, held.holder, held.number",  # Whose turn it is.
+        "UPDATE ai_jobs",
+        next(line for line in told if line.startswith("SELECT ai_jobs.id, ai_jobs.user_id")),
+        "INSERT INTO ai_job_events",
+        next(line for line in told if line.startswith("SELECT ai_jobs.id, ai_jobs.job_type")),
+        "INSERT INTO ai_job_artifacts",
+        "UPDATE ai_jobs",
+        "INSERT INTO outbox_events",
+        "INSERT INTO ai_job_events",
+    ]
 
 
 def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stage) -> None:

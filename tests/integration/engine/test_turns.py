@@ -89,11 +89,11 @@ def test_where_another_worker_was_faster_at_the_others_job_the_popped_one_runs(
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
     real: Callable[..., AiJob] = kit.lifecycle.lock_job
 
-    def lock(job_id: str, *arguments: Any) -> AiJob:
+    def lock(job_id: str, *arguments: Any, **options: Any) -> AiJob:
         if job_id == busy.other:
             monkeypatch.undo()
             real(job_id, "a faster worker")
-        return real(job_id, *arguments)
+        return real(job_id, *arguments, **options)
 
     monkeypatch.setattr(kit.lifecycle, "lock_job", lock)
     assert pop(sqlite_stage) == "succeeded"
@@ -107,7 +107,7 @@ def test_a_worker_that_is_always_too_late_stops_trying_and_leaves_the_message(
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
     asked: list[str] = []
 
-    def lock(job_id: str, *arguments: Any) -> AiJob:
+    def lock(job_id: str, *arguments: Any, **options: Any) -> AiJob:
         asked.append(job_id)
         if job_id == busy.second:
             raise NotYourTurn(job_id, busy.other)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import delete
 
 from aijobs.errors import JobLockConflict
 from aijobs.jobs.lifecycle import JobErrorInfo, claim_of
+from aijobs.jobs.models import AiJobSnapshot
 from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED
 from tests.support.jobs import BEGIN, Kit, race
+from tests.support.lost_commits import lose_commits
 
 MINUTE = timedelta(seconds=60)
 
@@ -68,6 +71,49 @@ def test_a_lock_marks_the_event_that_asked_for_it_published(kit: Kit) -> None:
     assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PENDING]
     kit.lock(job_id, "worker-2")
     assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
+
+
+@pytest.mark.parametrize("hint", ["its own", "of the attempt before", "of another job", "of nothing", None])
+def test_a_message_that_names_another_event_marks_and_tells_of_the_one_that_asked(kit: Kit, hint: str | None) -> None:
+    """A message may be old: sent again, or for an attempt that is over."""
+    job_id, other = kit.new_job().id, kit.new_job().id
+    kit.lifecycle.release(kit.lock(job_id))
+    before, asks = kit.events(job_id)
+    named = {
+        "its own": asks.id,
+        "of the attempt before": before.id,
+        "of another job": kit.events(other)[0].id,
+        "of nothing": "nobody's",
+        None: None,
+    }[hint]
+    locked = kit.lifecycle.lock_job(job_id, "worker-2", event_id=named)
+    assert (locked.job.attempt_no, locked.event_id) == (2, asks.id)
+    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
+    assert [event.status for event in kit.events(other)] == [PENDING]
+
+
+def test_a_lock_whose_answer_was_lost_brings_the_event_and_the_input_too(kit: Kit) -> None:
+    job_id = kit.new_job({"output": {"said": "this"}}).id
+    (event,) = kit.events(job_id)
+    for named in (event.id, None):
+        with lose_commits(kit.database, "after"):
+            locked = kit.lifecycle.lock_job(job_id, "worker-1", event_id=named)
+        assert locked.content is not None
+        assert locked.content["calls"][0]["output"] == {"said": "this"}
+        asked = kit.events(job_id)[-1]
+        assert (locked.event_id, asked.status) == (asked.id, PUBLISHED)
+        kit.lifecycle.release(claim_of(locked.job))
+
+
+def test_the_input_comes_with_the_lock_where_there_is_one_to_work_on(kit: Kit) -> None:
+    paid, expired = kit.new_job(), kit.new_job()
+    claim = kit.lock(paid.id)
+    kit.lifecycle.save_output(claim, {"said": "paid for"})
+    kit.lifecycle.release(claim)
+    with kit.database.transaction() as session:
+        session.execute(delete(AiJobSnapshot).where(AiJobSnapshot.job_id == expired.id))
+    assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is there: nobody needs the input"
+    assert kit.lifecycle.lock_job(expired.id, "worker-2").content is None
 
 
 def test_each_acquisition_has_a_token_of_its_own_though_the_worker_is_the_same(kit: Kit) -> None:

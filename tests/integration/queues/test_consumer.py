@@ -20,7 +20,7 @@ from aijobs.queues.codec import encode_member
 from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.crew import Crew
 from aijobs.queues.hueys import AiJobsHuey, MessageSerializer
-from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.message import JobMessage, OutgoingMessage
 from aijobs.settings import KeyRing, Settings
 from tests.support.messages import KEYS, SECRET, outgoing
 from tests.support.polling import poll
@@ -173,6 +173,20 @@ def test_huey_without_any_class_of_ours_but_the_serializer_runs_our_messages(red
     assert task.name == "run_job"
     assert isinstance(task.args, tuple)
     assert [set(args[0]) for args in got] == [{"jobId", "jobType", "idempotencyKey", "createdAt"}]
+
+
+def test_a_worker_is_told_by_which_event_the_message_was_made(redis_url: str) -> None:
+    settings = Settings(redis_url=redis_url, message_keys=KEYS)
+    got: list[JobMessage] = []
+    queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(run_job=got.append), load_settings=lambda: settings)
+    queue.add_job_task()
+    queue.gather_crew()
+    sent = outgoing()
+    RedisBroker.from_settings(settings).send([sent])
+
+    queue.execute(queue.dequeue())
+
+    assert [(message, message.event_id) for message in got] == [(sent.message, sent.event_id)]
 
 
 def test_nothing_but_the_queue_is_left_in_redis(stage: Stage, valkey: ValkeyServer) -> None:
