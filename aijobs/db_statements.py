@@ -24,9 +24,6 @@ from sqlalchemy import (
     insert,
     update,
 )
-from sqlalchemy.dialects.mysql import insert as mysql_insert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
 from aijobs.db import MYSQL, Base
@@ -127,9 +124,16 @@ def _insert(table: Table, expressions: Expressions) -> Insert:
 @lru_cache(KEPT)
 def _insert_if_absent(dialect: str, table: Table, key: str, expressions: Expressions) -> Insert:
     values = dict(expressions)
+    # Imported where they are used: a process speaks one of the three, and starts the sooner without the others.
     if dialect in MYSQL:
+        from sqlalchemy.dialects import mysql
+
         # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
-        return mysql_insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
+        return mysql.insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
     if dialect == "postgresql":
-        return postgresql_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
-    return sqlite_insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])

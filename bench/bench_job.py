@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,11 +72,13 @@ class Entry:
 
 def _note(what: str, number: int, attempt_no: int) -> None:
     line = {"what": what, "number": number, "attempt_no": attempt_no, "pid": os.getpid(), "at": time.time()}
-    descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(descriptor, (json.dumps(line) + "\n").encode())
-    finally:
-        os.close(descriptor)
+    os.write(_ledger(os.environ[LEDGER]), (json.dumps(line) + "\n").encode())
+
+
+@cache
+def _ledger(path: str) -> int:
+    """The file, kept open: one write a line, whole also where another process writes."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def read_ledger(path: Path) -> list[Entry]:

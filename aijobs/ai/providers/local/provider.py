@@ -6,40 +6,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest
-from aijobs.ai.providers.local.chinese import ChineseRules
-from aijobs.ai.providers.local.flashcards import make_flashcards
-from aijobs.ai.providers.local.reader import NotesReader
 from aijobs.ai.tokens import estimate_tokens
 from aijobs.errors import JobError
+
+if TYPE_CHECKING:
+    from aijobs.ai.providers.local.reader import NotesReader
 
 NAME = "local"
 MODEL = "local-extractive-v1"
 UNBILLED = CallFacts(billed="no")
 """Work in this process costs nothing, however it ends."""
 
-Maker = Callable[[NotesReader, Mapping[str, Any], CancellationToken], dict[str, Any]]
+Maker = Callable[["NotesReader", Mapping[str, Any], CancellationToken], dict[str, Any]]
 """From a reader of notes and a job's input to the answer's JSON object."""
 
-MAKERS: Mapping[str, Maker] = {"flashcard_generation": make_flashcards}
+
+def _make_flashcards(reader: NotesReader, job_input: Mapping[str, Any], token: CancellationToken) -> dict[str, Any]:
+    from aijobs.ai.providers.local.flashcards import make_flashcards
+
+    return make_flashcards(reader, job_input, token)
+
+
+MAKERS: Mapping[str, Maker] = {"flashcard_generation": _make_flashcards}
 
 
 class LocalProvider:
     """The provider `local`. `cache_dir` keeps the Chinese dictionary, read from the package once and then
     from there.
 
-    The dictionary takes about a second to load: it is loaded by the first Chinese text, never when this is
-    made.
+    The dictionary takes about a second to load: it is loaded by the first Chinese text. The rules of the two languages
+    are a part of every process's start that counts: they are imported by the first job, which most sites never see.
     """
 
     name = NAME
 
     def __init__(self, cache_dir: Path, makers: Mapping[str, Maker] = MAKERS) -> None:
-        self._makers = makers
-        self._reader = NotesReader(ChineseRules(cache_dir))
+        self._cache_dir, self._makers = cache_dir, makers
+
+    @cached_property
+    def _reader(self) -> NotesReader:
+        from aijobs.ai.providers.local.chinese import ChineseRules
+        from aijobs.ai.providers.local.reader import NotesReader
+
+        return NotesReader(ChineseRules(self._cache_dir))
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer to `request`, from its `input` alone; the same for the same input.
