@@ -3,8 +3,9 @@
 The share is of the slots that are in use once the lock is given, so that nobody has to know how many workers there are.
 Only who holds fewer than the asker may be put before him: where all are at their share, nobody waits for nothing. Those
 get their turns in the ring of user ids, so that the backlog of one of them doesn't hold up the next.
-It is judged by the rows as they are, just before the lock. Two workers that lock in the same instant may pass the share
-by one; the next lock sees it.
+It is judged by the rows as they are once the lock is written and before it is committed: whoever holds no other job,
+which is nearly everybody, is asked nothing more, and where it isn't his turn the lock is rolled back. Two workers that
+lock in the same instant may pass the share by one; the next lock sees it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
+from sqlalchemy import ColumnElement, Row, Subquery, and_, bindparam, func, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
 from aijobs.db_statements import read_rows
 from aijobs.errors import NotYourTurn
-from aijobs.jobs.changes import DUE_AT, NOT_ASKED, THE_JOB, of
+from aijobs.jobs.changes import DUE_AT, NOT_ASKED
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
@@ -32,30 +33,30 @@ order of the turns."""
 class FairShare:
     """Keeps one user's backlog from holding up the others. Reads in the session of whoever locks."""
 
-    def __init__(self, clock: Clock, may_run: ColumnElement[bool]) -> None:
-        """`may_run`: a job that can be taken now."""
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._shares = _SHARES.where(THE_JOB, may_run)
         self._last: dict[str, str] = {}
         """Whom this process put before another last, by queue: the next turn is the next user's."""
 
-    def check(self, session: Session, job_id: str, job_types: Collection[str] | None) -> None:
-        """`NotYourTurn` where the job may run, its user has his share, and another who holds fewer waits.
+    def check(self, session: Session, job: AiJob, held: int, job_types: Collection[str] | None) -> None:
+        """`NotYourTurn` where the user of `job`, which this transaction has just locked, had his share without it, and
+        another who holds fewer waits.
 
-        `job_types` are those that the asker can run: another's job of a type that he can't would help nobody.
+        `held` is what `HELD_WITH` says of it. `job_types` are those that the asker can run: another's job of a type
+        that he can't would help nobody.
         """
-        found = read_rows(session, self._shares, of(job_id)).all()
-        if not found:
-            return  # It can't be taken at all, which the lock itself finds.
-        asked, held = found[0], {row.holder: row.number for row in found if row.holder is not None}
-        mine = held.get(asked.user_id, 0)
-        if mine < max(1, (sum(held.values()) + 1) // 2):
+        mine = held - 1
+        if not mine:
             return
-        busy = {user for user, number in held.items() if number >= mine}
-        best = self._next(session, asked.queue_name, self._last.get(asked.queue_name, asked.user_id), busy, job_types)
+        holders = {row.holder: row.number for row in read_rows(session, _OF_QUEUE, {"of_queue": job.queue_name})}
+        holders[job.user_id] = mine
+        if mine < max(1, (sum(holders.values()) + 1) // 2):
+            return
+        busy = {user for user, number in holders.items() if number >= mine}
+        best = self._next(session, job.queue_name, self._last.get(job.queue_name, job.user_id), busy, job_types)
         if best is not None:
-            self._last[asked.queue_name] = best.user_id
-            raise NotYourTurn(job_id, best.id)
+            self._last[job.queue_name] = best.user_id
+            raise NotYourTurn(job.id, best.id)
 
     def _next(
         self, session: Session, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
@@ -105,17 +106,17 @@ _HELD_BY_ANYBODY = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > da
 """Put so that the index of the leases serves it, which leads to held jobs alone."""
 
 
-_HOLDERS = (
+HOLDERS = (
     select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
     .where(_HELD_BY_ANYBODY)
     .group_by(AiJob.queue_name, AiJob.user_id)
     .subquery("held")
 )
-_SHARES = select(AiJob.user_id, AiJob.queue_name, _HOLDERS.c.holder, _HOLDERS.c.number).outerjoin(
-    _HOLDERS, _HOLDERS.c.queue_name == AiJob.queue_name
-)
-"""A job's user and queue beside each user who holds jobs of that queue, and how many. All that are held are counted, as
-they are few; by queue and user it would be all that ever were."""
+"""Each user who holds jobs of a queue, and how many. All that are held are counted, as they are few; by queue and user
+it would be all that ever were."""
+HELD_WITH = and_(HOLDERS.c.queue_name == AiJob.queue_name, HOLDERS.c.holder == AiJob.user_id)
+"""How many jobs of its queue the user of a job holds, that one too where it is held."""
+_OF_QUEUE = select(HOLDERS.c.holder, HOLDERS.c.number).where(HOLDERS.c.queue_name == bindparam("of_queue"))
 
 
 def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:

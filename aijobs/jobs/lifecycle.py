@@ -39,7 +39,7 @@ from aijobs.jobs.changes import (
     saved,
 )
 from aijobs.jobs.claim import Claim, HeldJob, JobErrorInfo, KnownJob, Lease, Locked, claim_of
-from aijobs.jobs.fairness import FairShare
+from aijobs.jobs.fairness import HELD_WITH, HOLDERS, FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
@@ -57,13 +57,15 @@ _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJ
 """A job that a worker may lock, once it is due."""
 _HELD_JOB = select(*(getattr(AiJob, part.name) for part in fields(HeldJob))).where(HELD, NOT_ASKED).with_for_update()
 _LOCKED = (
-    select(AiJob, AiJobSnapshot.content, SEEN_EVENT)
+    select(AiJob, HOLDERS.c.number, AiJobSnapshot.content, SEEN_EVENT)
+    .join(HOLDERS, HELD_WITH)
     .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
     .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
     .where(THE_JOB, AiJob.locked_by == bindparam("of_token"))
     .execution_options(populate_existing=True)
 )
-"""A job that was just locked, its input where that is to be worked on, and the event that is said to ask for it."""
+"""A job that was just locked, how many its user holds with it, its input where that is to be worked on, and the event
+that is said to ask for it."""
 _ASKED = ~NOT_ASKED
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
 _FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
@@ -91,7 +93,7 @@ class LifecycleRepository:
         self._changes = JobChanges(clock, outbox)
         self._may_run = and_(DUE_AT <= clock.now(), _TO_BE_RUN)
         self._first_start = func.coalesce(AiJob.started_at, clock.now())
-        self._fair_share = FairShare(clock, self._may_run)
+        self._fair_share = FairShare(clock)
 
     # --- creating and locking ----------------------------------------------------------------------------------
 
@@ -125,10 +127,10 @@ class LifecycleRepository:
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
         def lock(session: Session) -> Locked:
-            self._fair_share.check(session, job_id, job_types)
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
-            job, content, seen = find(session).one()
+            job, held, content, seen = find(session).one()
+            self._fair_share.check(session, job, held, job_types)
             settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, seen)
             record(session, self._clock, job, "locked", instance=instance_id)
             return Locked(job, settled, content)
@@ -140,7 +142,7 @@ class LifecycleRepository:
             found = find(session).one_or_none()
             if found is None:
                 return None
-            job, content, seen = found
+            job, _, content, seen = found
             event = self._outbox.find_enqueue(session, job, job.attempt_no, seen)
             return Locked(job, event.id if event else None, content)
 

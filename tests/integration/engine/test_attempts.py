@@ -55,7 +55,6 @@ def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(sta
         assert stage.engine.execute(message) == "succeeded"
     told = [statement.split("\n")[0].split("(")[0].split(" SET ")[0].strip() for statement in seen]
     assert [line for line in told if not line.startswith("BEGIN")] == [
-        "SELECT ai_jobs.user_id, ai_jobs.queue_name, held.holder, held.number",  # Whose turn it is.
         "UPDATE ai_jobs",
         next(line for line in told if line.startswith("SELECT ai_jobs.id, ai_jobs.user_id")),
         "INSERT INTO ai_job_events",
