@@ -24,6 +24,7 @@ from sqlalchemy import (
     insert,
     update,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import Session
 
 from aijobs.db import MYSQL, Base
@@ -124,12 +125,10 @@ def _insert(table: Table, expressions: Expressions) -> Insert:
 @lru_cache(KEPT)
 def _insert_if_absent(dialect: str, table: Table, key: str, expressions: Expressions) -> Insert:
     values = dict(expressions)
-    # Imported where they are used: a process speaks one of the three, and starts the sooner without the others.
     if dialect in MYSQL:
-        from sqlalchemy.dialects import mysql
-
         # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
         return mysql.insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
+    # Imported here: who speaks another starts the sooner without it. (MySQL's is there for its column types.)
     if dialect == "postgresql":
         from sqlalchemy.dialects import postgresql
 

@@ -62,15 +62,16 @@ class Prepare:
             self._leave_unknown(message)
             return None
         try:
-            job, event_id, content = self._lock(message)
+            locked = self._lock(message)
         except JobLockConflict as refused:
             reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
+        job = locked.job
         definition, claim = self._registry.get(job.job_type), claim_of(job)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
         token = CancellationToken(definition.execution.timeout_ms / 1000, progress.show)
-        run = Run(job, claim, definition, token, event_id, content)
+        run = Run(job, claim, definition, token, locked.event_id, locked.content)
         logger.info("job.locked", **run.fields())
         return run
 

@@ -63,10 +63,10 @@ class Project:
         """End the job with these artifacts, in one transaction under its row's lock."""
 
         def work(session: Session) -> KnownJob:
-            held = self._lifecycle.lock_row(session, run.claim)
-            count = len(artifacts_of(session, held.validated_output if run.output is None else run.output))
+            row = self._lifecycle.lock_row(session, run.claim)
+            count = len(artifacts_of(session, row.validated_output if run.output is None else run.output))
             ms = run.stopwatch.ms
-            return self._lifecycle.mark_succeeded(run.claim, session, held=held, artifact_count=count, duration_ms=ms)
+            return self._lifecycle.mark_succeeded(run.claim, session, row=row, artifact_count=count, duration_ms=ms)
 
         return self._database.write(work, ended(run.claim, SUCCEEDED))
 

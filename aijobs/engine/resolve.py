@@ -76,9 +76,9 @@ class Resolve:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
             self._credentials.note_use(known.credential)
-        content = run.content
-        if content is None:
+        if run.content is None:
             raise JobError("INTERNAL_SNAPSHOT_MISSING", "the job has no snapshot")
+        content: Mapping[str, Any] = json.loads(run.content)
         if definition.prompt is None:
             return Resolved(content, None)
         schema = definition.output.schema.model_json_schema()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -38,8 +37,8 @@ class Run:
     token: CancellationToken
     outbox_id: str | None = None
     """The event that asked for this attempt."""
-    content: Mapping[str, Any] | None = field(default=None, repr=False)
-    """The job's input; None where it has expired."""
+    content: str | None = field(default=None, repr=False)
+    """The job's input as JSON; None where it has expired, or where an output is saved."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     call: OpenCall | None = None
     """The last provider call, until its answer is saved; set and taken away by the attempt's own thread alone."""

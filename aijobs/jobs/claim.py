@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from aijobs.errors import describe
 from aijobs.jobs.models import AiJob
@@ -40,8 +39,8 @@ class KnownJob(LoggedJob, Protocol):
 
 
 @dataclass
-class HeldJob:
-    """A held job whose row is locked: what its end is to tell, and its saved output, None where it has none.
+class LockedRow:
+    """What `lock_row` reads of a held job: what its end is to tell, and its saved output, None where it has none.
 
     Not the whole row, whose forty columns cost a worker more than all the rest of a statement.
     """
@@ -57,14 +56,16 @@ class HeldJob:
     validated_output: Any = field(repr=False)
 
 
-class Locked(NamedTuple):
+@dataclass(frozen=True)
+class Locked:
     """A job that was just taken, with what it works on."""
 
     job: AiJob
     event_id: str | None
     """Of the outbox event that asked for this attempt."""
-    content: Mapping[str, Any] | None
-    """Its input; None where that has expired, or where its output is saved already."""
+    content: str | None = field(repr=False)
+    """Its input as JSON; None where that has expired, or where its output is saved already. Not read yet: what can't be
+    read fails the attempt, and not the lock, which would be tried again for ever."""
 
 
 @dataclass(frozen=True)

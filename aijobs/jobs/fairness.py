@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, and_, bindparam, func, select, union_all
+from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
@@ -48,7 +48,8 @@ class FairShare:
         mine = held - 1
         if not mine:
             return
-        holders = {row.holder: row.number for row in read_rows(session, _OF_QUEUE, {"of_queue": job.queue_name})}
+        found = read_rows(session, _ALL_HELD, {})
+        holders = {row.holder: row.number for row in found if row.queue_name == job.queue_name}
         holders[job.user_id] = mine
         if mine < max(1, (sum(holders.values()) + 1) // 2):
             return
@@ -112,11 +113,11 @@ HOLDERS = (
     .group_by(AiJob.queue_name, AiJob.user_id)
     .subquery("held")
 )
-"""Each user who holds jobs of a queue, and how many. All that are held are counted, as they are few; by queue and user
-it would be all that ever were."""
+"""Each user who holds jobs of a queue, and how many. All that are held are counted, as they are few; by queue or user
+an index would lead to all that ever were."""
 HELD_WITH = and_(HOLDERS.c.queue_name == AiJob.queue_name, HOLDERS.c.holder == AiJob.user_id)
 """How many jobs of its queue the user of a job holds, that one too where it is held."""
-_OF_QUEUE = select(HOLDERS.c.holder, HOLDERS.c.number).where(HOLDERS.c.queue_name == bindparam("of_queue"))
+_ALL_HELD = select(HOLDERS)
 
 
 def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:

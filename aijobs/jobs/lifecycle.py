@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Result, and_, bindparam, case, exists, func, null, or_, select
+from sqlalchemy import ColumnElement, Result, Text, and_, bindparam, case, cast, exists, func, null, or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.usage import mark_lost
@@ -38,13 +38,13 @@ from aijobs.jobs.changes import (
     of,
     saved,
 )
-from aijobs.jobs.claim import Claim, HeldJob, JobErrorInfo, KnownJob, Lease, Locked, claim_of
+from aijobs.jobs.claim import Claim, JobErrorInfo, KnownJob, Lease, Locked, LockedRow, claim_of
 from aijobs.jobs.fairness import HELD_WITH, HOLDERS, FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QueuePause
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
 from aijobs.outbox.models import OutboxEvent
-from aijobs.outbox.repository import SEEN_EVENT, OutboxRepository
+from aijobs.outbox.repository import SEEN_EVENT, OutboxRepository, SeenEvent
 
 __all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "Locked", "claim_of"]
 
@@ -55,9 +55,9 @@ ASKED, SAVED = 10, 90
 
 _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
 """A job that a worker may lock, once it is due."""
-_HELD_JOB = select(*(getattr(AiJob, part.name) for part in fields(HeldJob))).where(HELD, NOT_ASKED).with_for_update()
+_ROW = select(*(getattr(AiJob, part.name) for part in fields(LockedRow))).where(HELD, NOT_ASKED).with_for_update()
 _LOCKED = (
-    select(AiJob, HOLDERS.c.number, AiJobSnapshot.content, SEEN_EVENT)
+    select(AiJob, HOLDERS.c.number, cast(AiJobSnapshot.content, Text), *SEEN_EVENT)
     .join(HOLDERS, HELD_WITH)
     .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
     .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
@@ -129,9 +129,9 @@ class LifecycleRepository:
         def lock(session: Session) -> Locked:
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
-            job, held, content, seen = find(session).one()
+            job, held, content, *event = find(session).one()
             self._fair_share.check(session, job, held, job_types)
-            settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, seen)
+            settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, SeenEvent(*event))
             record(session, self._clock, job, "locked", instance=instance_id)
             return Locked(job, settled, content)
 
@@ -142,9 +142,9 @@ class LifecycleRepository:
             found = find(session).one_or_none()
             if found is None:
                 return None
-            job, _, content, seen = found
-            event = self._outbox.find_enqueue(session, job, job.attempt_no, seen)
-            return Locked(job, event.id if event else None, content)
+            job, _, content, *event = found
+            asking = self._outbox.find_asking(session, job, job.attempt_no, SeenEvent(*event))
+            return Locked(job, asking.id if asking else None, content)
 
         return self._database.write(lock, settle=ours)
 
@@ -197,15 +197,15 @@ class LifecycleRepository:
         note = Note("provider_called")
         return self._changes.held_change(session, claim, note, NOT_ASKED, progress=_raised(ASKED))
 
-    def lock_row(self, session: Session, claim: Claim) -> HeldJob:
+    def lock_row(self, session: Session, claim: Claim) -> LockedRow:
         """Lock the held job's row until the end of the transaction, for a projection, and read what that needs of it.
 
         `CancelRequested` where a cancel was asked for, `LockLost` where the claim is gone.
         """
-        row = read_rows(session, _HELD_JOB, of(claim)).one_or_none()
+        row = read_rows(session, _ROW, of(claim)).one_or_none()
         if row is None:
             raise self._changes.refusal(session, claim)
-        return HeldJob(**row._asdict())
+        return LockedRow(**row._asdict())
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -214,18 +214,20 @@ class LifecycleRepository:
         claim: Claim,
         session: Session | None = None,
         *,
-        held: HeldJob | None = None,
+        row: LockedRow | None = None,
         artifact_count: int = 0,
         duration_ms: int | None = None,
     ) -> KnownJob:
         """End the job `succeeded`, with the number of artifacts its projection made.
 
-        Fenced by the claim, not by the clock: a late result is taken as long as nobody took over. `held` is what
-        `lock_row` found in this transaction, where it was called: then nothing is read again.
+        Fenced by the claim, not by the clock: a late result is taken as long as nobody took over. `row` is what
+        `lock_row` found under this claim in this transaction, where it was called: then nothing is read again.
         """
+        if row is not None and (row.id, row.attempt_no) != (claim.job_id, claim.attempt_no):
+            raise ValueError(f"attempt {row.attempt_no} of job {row.id} was locked, and not what the claim holds")
 
         def succeed(session: Session) -> KnownJob:
-            was = held or self.lock_row(session, claim)
+            was = row or self.lock_row(session, claim)
             values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
             if not self._changes.change(session, claim, NOT_ASKED, **values):
                 raise self._changes.refusal(session, claim)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
-from sqlalchemy.orm import Bundle, Session
+from sqlalchemy.orm import Session
 
 from aijobs.db_clock import Clock
 from aijobs.db_statements import change_rows, insert_if_absent, read_rows
@@ -25,20 +25,17 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 
 
 _NOT_PAUSED = or_(OutboxEvent.queue_name.is_(None), ~exists().where(QueuePause.queue_name == OutboxEvent.queue_name))
-SEEN_EVENT: Bundle[Any] = Bundle("seen_event", OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
-"""An enqueue event as far as a lock needs it; with another's query it comes as a row, of nothing where it isn't there.
-"""
-_BY_KEY = select(OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key).where(
-    OutboxEvent.dedupe_key == bindparam("key")
-)
+SEEN_EVENT = (OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
+"""The columns of a `SeenEvent`, for a query of something else too."""
+_BY_KEY = select(*SEEN_EVENT).where(OutboxEvent.dedupe_key == bindparam("key"))
 
 
-class SeenEvent(Protocol):
-    """What `SEEN_EVENT` finds."""
+class SeenEvent(NamedTuple):
+    """An enqueue event as far as a lock needs it; all None where an outer join found none."""
 
-    id: str
-    status: str
-    dedupe_key: str
+    id: str | None
+    status: str | None
+    dedupe_key: str | None
 
 
 def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
@@ -136,15 +133,15 @@ class OutboxRepository:
             **values,
         )
 
-    def find_enqueue(
+    def find_asking(
         self, session: Session, job: AiJob, attempt: int, seen: SeenEvent | None = None
     ) -> SeenEvent | None:
         """The event that asks for the job's `attempt`, None where there is none; `seen`, where that is it."""
         key = enqueue_key(job, attempt)
         if seen is not None and seen.dedupe_key == key:
             return seen
-        found: Any = read_rows(session, _BY_KEY, {"key": key}).one_or_none()
-        return cast("SeenEvent | None", found)
+        row = read_rows(session, _BY_KEY, {"key": key}).one_or_none()
+        return None if row is None else SeenEvent._make(row)
 
     def settle_enqueue(
         self, session: Session, job: AiJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
@@ -154,7 +151,7 @@ class OutboxRepository:
         Returns its id, None where there is no such event. Looked at first, where it isn't `seen`: if the job waited for
         more than a moment it is marked already, and an UPDATE is dearer.
         """
-        event = self.find_enqueue(session, job, attempt, seen)
+        event = self.find_asking(session, job, attempt, seen)
         if event is None:
             return None
         if event.status in (PENDING, PROCESSING):

@@ -18,7 +18,7 @@ PUT_BACK = "put_back"
 
 @dataclass(frozen=True)
 class JobMessage:
-    """What a worker is told, in four fields: which job, of what type, and by which event (`idempotency_key`)."""
+    """What a message says, in four fields: which job, of what type, and by which event (`idempotency_key`)."""
 
     job_id: str
     job_type: str
@@ -27,7 +27,7 @@ class JobMessage:
     created_at: str
     """The job's, as ISO 8601."""
     event_id: str | None = field(default=None, compare=False)
-    """The event's, where it is known by the message's name: a hint that spares a worker looking for the event."""
+    """Of the event, where the message's name tells it, which is no field: a hint that spares looking for the event."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
@@ -53,17 +54,29 @@ def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(sta
     stage.engine.close()  # The watcher asks too.
     with stage.kit.statements() as seen:
         assert stage.engine.execute(message) == "succeeded"
-    told = [statement.split("\n")[0].split("(")[0].split(" SET ")[0].strip() for statement in seen]
-    assert [line for line in told if not line.startswith("BEGIN")] == [
-        "UPDATE ai_jobs",
-        next(line for line in told if line.startswith("SELECT ai_jobs.id, ai_jobs.user_id")),
-        "INSERT INTO ai_job_events",
-        next(line for line in told if line.startswith("SELECT ai_jobs.id, ai_jobs.job_type")),
-        "INSERT INTO ai_job_artifacts",
-        "UPDATE ai_jobs",
-        "INSERT INTO outbox_events",
-        "INSERT INTO ai_job_events",
+    table = re.compile(r"(UPDATE|INSERT INTO|SELECT .*?\bFROM) (\w+)", re.DOTALL)
+    told = [(found[1].split()[0], found[2]) for statement in seen if (found := table.match(statement))]
+    assert told == [
+        ("UPDATE", "ai_jobs"),
+        ("SELECT", "ai_jobs"),
+        ("INSERT", "ai_job_events"),
+        ("SELECT", "ai_jobs"),
+        ("INSERT", "ai_job_artifacts"),
+        ("UPDATE", "ai_jobs"),
+        ("INSERT", "outbox_events"),
+        ("INSERT", "ai_job_events"),
     ]
+
+
+def test_an_input_that_cannot_be_read_fails_its_job_and_is_not_tried_for_ever(stage: Stage) -> None:
+    """Read in the attempt: within the lock it would undo that, and the re-drive would send the job again and again."""
+    job_id = stage.kit.new_job().id
+    more_digits_than_an_int_may_have = "9" * 5000
+    with stage.kit.database.transaction() as session:
+        session.execute(text(f"UPDATE ai_job_snapshots SET content = '[{more_digits_than_an_int_may_have}]'"))
+    job = stage.run_to_end(job_id)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_ERROR")
+    assert stage.kit.types(job_id) == ["created", "locked", "retry_scheduled", "locked", "failed"]
 
 
 def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stage) -> None:

@@ -244,6 +244,32 @@ def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) 
     assert effort(kit.database.engine, lock) < 3 * before
 
 
+def test_a_lock_by_who_holds_another_job_reads_held_jobs_alone_whatever_waits(kit: Kit) -> None:
+    """An index that begins with the queue or the user leads to all that wait for a retry, too."""
+    first, *rest = backlog(kit, "a", 8)
+    kit.lock(first)
+    backlog(kit, "b", 20, lifecycle_status="succeeded", attempt_no=1)
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn("ai_jobs")
+
+    def lock() -> None:
+        kit.lifecycle.release(kit.lock(rest.pop()))
+
+    before = effort(kit.database.engine, lock)
+    backlog(kit, "a", 4000, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN + timedelta(minutes=5))
+    learn("ai_jobs")
+    assert effort(kit.database.engine, lock) < 3 * before
+
+
+def test_a_refused_turn_leaves_the_job_as_it_was(kit: Kit) -> None:
+    a = backlog(kit, "a", 2)
+    backlog(kit, "b", 1)
+    kit.lock(a[0])
+    before = kit.row(a[1])
+    refused(kit, a[1])
+    assert (kit.row(a[1]), kit.types(a[1])) == (before, [])
+
+
 def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     due = {"lifecycle_status": "running", "attempt_no": 1}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.ai.usage import CallResult, UsageLog
@@ -93,6 +94,19 @@ def test_a_refused_write_rolls_back_what_its_transaction_wrote_before(kit: Kit) 
 
     with pytest.raises(LockLost):
         kit.database.write(work)
+    assert kit.everything() == before
+
+
+def test_a_row_that_was_locked_for_another_job_ends_none(sqlite_kit: Kit) -> None:
+    """What is told of an end is numbered by that row."""
+    kit, one, other = sqlite_kit, sqlite_kit.running(), sqlite_kit.running()
+    before = kit.everything()
+
+    def end(session: Session) -> None:
+        kit.lifecycle.mark_succeeded(one, session, row=kit.lifecycle.lock_row(session, other))
+
+    with pytest.raises(ValueError, match=other.job_id):
+        kit.database.write(end)
     assert kit.everything() == before
 
 

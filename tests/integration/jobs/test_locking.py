@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_lock_whose_answer_was_lost_brings_the_event_and_the_input_too(kit: Ki
         with lose_commits(kit.database, "after"):
             locked = kit.lifecycle.lock_job(job_id, "worker-1", event_id=named)
         assert locked.content is not None
-        assert locked.content["calls"][0]["output"] == {"said": "this"}
+        assert json.loads(locked.content)["calls"][0]["output"] == {"said": "this"}
         asked = kit.events(job_id)[-1]
         assert (locked.event_id, asked.status) == (asked.id, PUBLISHED)
         kit.lifecycle.release(claim_of(locked.job))

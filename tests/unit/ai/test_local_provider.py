@@ -434,3 +434,18 @@ def test_long_notes_tell_how_far_they_are_read(provider: LocalProvider) -> None:
     assert token.shown == sorted(token.shown)
     assert token.shown[0] == 0
     assert token.shown[-1] > 50
+
+
+def test_a_consumer_starts_without_the_rules_and_without_a_database_that_it_does_not_speak() -> None:
+    """A tenth of its start, for what most sites never use."""
+    script = """
+import sys
+import aijobs.workers
+late = ("aijobs.ai.providers.local.reader", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite")
+print([name for name in late if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    assert done.stdout == "[]\n"

@@ -5,8 +5,8 @@ notes.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +47,18 @@ class LocalProvider:
 
     def __init__(self, cache_dir: Path, makers: Mapping[str, Maker] = MAKERS) -> None:
         self._cache_dir, self._makers = cache_dir, makers
+        self._reader: NotesReader | None = None
+        self._loading = threading.Lock()
 
-    @cached_property
-    def _reader(self) -> NotesReader:
+    def _loaded(self) -> NotesReader:
+        """The one reader, which holds the dictionary."""
         from aijobs.ai.providers.local.chinese import ChineseRules
         from aijobs.ai.providers.local.reader import NotesReader
 
-        return NotesReader(ChineseRules(self._cache_dir))
+        with self._loading:
+            if self._reader is None:
+                self._reader = NotesReader(ChineseRules(self._cache_dir))
+            return self._reader
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer to `request`, from its `input` alone; the same for the same input.
@@ -84,4 +89,4 @@ class LocalProvider:
         if maker is None:
             raise JobError("INTERNAL_CONFIG", f"the local provider has no rules for {request.job_type}")
         token.raise_if_cancelled()
-        return json.dumps(maker(self._reader, request.input, token), ensure_ascii=False, allow_nan=False)
+        return json.dumps(maker(self._loaded(), request.input, token), ensure_ascii=False, allow_nan=False)
