@@ -64,8 +64,8 @@ class Locked:
     event_id: str | None
     """Of the outbox event that asked for this attempt."""
     content: str | None = field(repr=False)
-    """Its input as JSON; None where that has expired, or where its output is saved already. Not read yet: what can't be
-    read fails the attempt, and not the lock, which would be tried again for ever."""
+    """Its input as JSON; None where that has expired, or where its output is saved already. Not read yet: what is no
+    JSON, or none for us, fails the attempt, and not the lock, which would be tried again for ever."""
 
 
 @dataclass(frozen=True)

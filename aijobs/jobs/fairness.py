@@ -104,7 +104,8 @@ _FREED = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
 """The job was held, and waits for its next attempt: it always has a time for it."""
 _PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
 _HELD_BY_ANYBODY = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970, 1, 1, tzinfo=UTC))
-"""Put so that the index of the leases serves it, which leads to held jobs alone."""
+"""Put so that the index of the leases serves it, which leads to held jobs alone; on PostgreSQL once its statistics know
+of those that wait."""
 
 
 HOLDERS = (

@@ -126,6 +126,9 @@ class LifecycleRepository:
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
+        def find(session: Session) -> Result[*tuple[Any, ...]]:
+            return session.execute(_LOCKED, {**of(job_id), "of_token": token, "of_event": event_id})
+
         def lock(session: Session) -> Locked:
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
@@ -134,9 +137,6 @@ class LifecycleRepository:
             settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, SeenEvent(*event))
             record(session, self._clock, job, "locked", instance=instance_id)
             return Locked(job, settled, content)
-
-        def find(session: Session) -> Result[*tuple[Any, ...]]:
-            return session.execute(_LOCKED, {**of(job_id), "of_token": token, "of_event": event_id})
 
         def ours(session: Session) -> Locked | None:
             found = find(session).one_or_none()
@@ -224,7 +224,8 @@ class LifecycleRepository:
         `lock_row` found under this claim in this transaction, where it was called: then nothing is read again.
         """
         if row is not None and (row.id, row.attempt_no) != (claim.job_id, claim.attempt_no):
-            raise ValueError(f"attempt {row.attempt_no} of job {row.id} was locked, and not what the claim holds")
+            held = f"attempt {claim.attempt_no} of {claim.job_id}"
+            raise ValueError(f"the row is of attempt {row.attempt_no} of job {row.id}, and the claim of {held}")
 
         def succeed(session: Session) -> KnownJob:
             was = row or self.lock_row(session, claim)

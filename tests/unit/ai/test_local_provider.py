@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from aijobs.ai.output import read_answer
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import CallFailed, GenerateAnswer, GenerateRequest, Route
 from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
+from aijobs.ai.providers.local.chinese import ChineseRules
 from aijobs.ai.providers.local.provider import MAKERS
 from aijobs.errors import JobError
 from aijobs.job_types.flashcard_generation import Input, Output, check
@@ -441,7 +443,8 @@ def test_a_consumer_starts_without_the_rules_and_without_a_database_that_it_does
     script = """
 import sys
 import aijobs.workers
-late = ("aijobs.ai.providers.local.reader", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite")
+rules = ["aijobs.ai.providers.local." + name for name in ("reader", "chinese", "english", "flashcards")]
+late = [*rules, "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite"]
 print([name for name in late if name in sys.modules])
 """
     done = subprocess.run(
@@ -449,3 +452,24 @@ print([name for name in late if name in sys.modules])
     )  # fmt: skip
 
     assert done.stdout == "[]\n"
+
+
+def test_two_first_jobs_at_once_share_one_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    class Slow(ChineseRules):
+        def __init__(self, cache_dir: Path) -> None:
+            made.append(cache_dir)
+            time.sleep(0.05)
+            super().__init__(cache_dir)
+
+    monkeypatch.setattr("aijobs.ai.providers.local.chinese.ChineseRules", Slow)
+    readers: list[object] = []
+    provider = LocalProvider(tmp_path, {"flashcard_generation": lambda reader, *_: (readers.append(reader), {})[1]})
+    threads = [threading.Thread(target=ask, args=(provider, content("One sentence."))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+    assert (made, len(readers), len(set(map(id, readers)))) == ([tmp_path], 2, 1)

@@ -50,7 +50,7 @@ class LocalProvider:
         self._reader: NotesReader | None = None
         self._loading = threading.Lock()
 
-    def _loaded(self) -> NotesReader:
+    def _get_reader(self) -> NotesReader:
         """The one reader, which holds the dictionary."""
         from aijobs.ai.providers.local.chinese import ChineseRules
         from aijobs.ai.providers.local.reader import NotesReader
@@ -89,4 +89,4 @@ class LocalProvider:
         if maker is None:
             raise JobError("INTERNAL_CONFIG", f"the local provider has no rules for {request.job_type}")
         token.raise_if_cancelled()
-        return json.dumps(maker(self._loaded(), request.input, token), ensure_ascii=False, allow_nan=False)
+        return json.dumps(maker(self._get_reader(), request.input, token), ensure_ascii=False, allow_nan=False)
