@@ -42,7 +42,7 @@ class KnownJob(LoggedJob, Protocol):
 class LockedRow:
     """What `lock_row` reads of a held job: what its end is to tell, and its saved output, None where it has none.
 
-    Not the whole row, whose forty columns cost a worker more than all the rest of a statement.
+    Not the whole row: its forty columns are dear to read, and nobody needs the others then.
     """
 
     id: str

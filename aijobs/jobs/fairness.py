@@ -42,8 +42,8 @@ class FairShare:
         """`NotYourTurn` where the user of `job`, which this transaction has just locked, had his share without it, and
         another who holds fewer waits.
 
-        `held` is what `HELD_WITH` says of it. `job_types` are those that the asker can run: another's job of a type
-        that he can't would help nobody.
+        `held` is how many he holds with it (`HELD_WITH`). `job_types` are those that the asker can run: another's job
+        of a type that he can't would help nobody.
         """
         mine = held - 1
         if not mine:
@@ -117,7 +117,7 @@ HOLDERS = (
 """Each user who holds jobs of a queue, and how many. All that are held are counted, as they are few; by queue or user
 an index would lead to all that ever were."""
 HELD_WITH = and_(HOLDERS.c.queue_name == AiJob.queue_name, HOLDERS.c.holder == AiJob.user_id)
-"""How many jobs of its queue the user of a job holds, that one too where it is held."""
+"""Joins a job to its user's row of `HOLDERS` in its queue: `number` counts the job itself too, where it is held."""
 _ALL_HELD = select(HOLDERS)
 
 
