@@ -1,6 +1,6 @@
 """Instants and durations on the Python side.
 
-Leases, due times and claims are judged by the *database's* clock (`aijobs.db_clock.DatabaseClock`). What is here serves
+Leases, due times and claims are judged by the *database's* clock (`aijobs.db.clock.DatabaseClock`). What is here serves
 what never decides anything: the age of a line in a log, the expiry of a token, the text of an answer.
 """
 

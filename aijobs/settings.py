@@ -79,7 +79,7 @@ class Settings:
 
     # Where things are
     database_url: str = field(default="", repr=False)
-    """Empty: SQLite in `instance/aijobs.db`."""
+    """Empty: SQLite in `instance/aijobs.db.database`."""
     redis_url: str = field(default="", repr=False)
     """Empty, in development alone: the embedded broker named in `instance/broker.json`."""
     bind: str = "127.0.0.1"
@@ -224,7 +224,7 @@ def _load(environ: Mapping[str, str]) -> Settings:
         raise SettingsError(f"AIJOBS_ENV is {values['env']!r}; it is development or production")
     instance = Path(given["instance_path"]).absolute() if "instance_path" in given else _default_instance_path()
     values["instance_path"] = instance
-    values.setdefault("database_url", f"sqlite:///{instance / 'aijobs.db'}")
+    values.setdefault("database_url", f"sqlite:///{instance / 'aijobs.db.database'}")
     values.update(_secrets(given, instance, production=values["env"] == "production"))
     values["provider_keys"] = _provider_keys(environ)
     settings = Settings(**values)

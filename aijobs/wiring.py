@@ -12,25 +12,25 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from aijobs import job_types
-from aijobs.ai.availability import Availability
-from aijobs.ai.breaker import BreakerStore, CircuitBreaker
+from aijobs.ai.billing.cost import BUILT_IN, CostCalculator
+from aijobs.ai.billing.forecast import Forecaster
+from aijobs.ai.billing.usage import UsageLog
+from aijobs.ai.calling.availability import Availability
+from aijobs.ai.calling.breaker import BreakerStore, CircuitBreaker
+from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.calling.router import ModelRouter
+from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.catalogue import DEFAULT, Catalogue
-from aijobs.ai.cost import BUILT_IN, CostCalculator
-from aijobs.ai.credential_service import CredentialService
-from aijobs.ai.credential_store import CredentialStore
-from aijobs.ai.credentials import CredentialVault
-from aijobs.ai.forecast import Forecaster
-from aijobs.ai.gateway import AiGateway
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import Moderator
-from aijobs.ai.providers.local import LocalProvider
 from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
-from aijobs.ai.router import ModelRouter
-from aijobs.ai.safety import ContentSafety
-from aijobs.ai.slots import CallSlots
-from aijobs.ai.usage import UsageLog
-from aijobs.db import Database
-from aijobs.db_clock import Clock, DatabaseClock
+from aijobs.credentials.rotation import CredentialRotation
+from aijobs.credentials.service import CredentialService
+from aijobs.credentials.store import CredentialStore
+from aijobs.credentials.vault import CredentialVault
+from aijobs.db.clock import Clock, DatabaseClock
+from aijobs.db.database import Database
+from aijobs.db.schema import check_schema
 from aijobs.definitions.definition import MAINTENANCE_QUEUE
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
@@ -52,6 +52,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.learning.flashcards import FlashcardService
+from aijobs.learning.rules import LocalProvider
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
 from aijobs.queues.breaker_store import RedisBreakerStore
@@ -61,7 +62,7 @@ from aijobs.queues.crew import Crew, Pass
 from aijobs.queues.message import OutgoingMessage
 from aijobs.queues.presence import BEAT_S, Presence, PresenceReader
 from aijobs.queues.shared_texts import SharedTexts
-from aijobs.schema import check_schema
+from aijobs.screening.safety import ContentSafety
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
@@ -69,7 +70,6 @@ from aijobs.upkeep.pass_log import PassLog
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.redrive import Redrive
 from aijobs.upkeep.retention import Retention
-from aijobs.upkeep.rotation import CredentialRotation
 
 if TYPE_CHECKING:
     from aijobs.monitor.monitor import Monitor

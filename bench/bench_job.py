@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 from sqlalchemy.orm import Session
 
-from aijobs.db import TABLE_OPTIONS, Database, Key
+from aijobs.db.database import TABLE_OPTIONS, Database, Key
 from aijobs.definitions import definition as d
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
 from aijobs.ids import new_id

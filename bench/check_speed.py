@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from aijobs import logs
-from aijobs.db import Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Database
 from aijobs.monitor.check import RULES, Check, Rule
 from bench.many_jobs import TABLES, seed
 from bench.site import SERVERS

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, case, func, insert, literal, null, select
 
-from aijobs.db import Base, Database
+from aijobs.db.database import Base, Database
 from aijobs.jobs.history import WORKER
 from aijobs.outbox.models import END_EVENTS, ENQUEUE
 from tests.support.rows import BEGIN

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from aijobs.db.schema import upgrade
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.jobs.status import CANCELLED, FINAL, SUCCEEDED
 from aijobs.monitor.check import Bounds, Check
 from aijobs.outbox.models import OutboxEvent
-from aijobs.schema import upgrade
 from aijobs.settings import Settings
 from aijobs.wiring import build_services
 from bench import bench_job

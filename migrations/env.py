@@ -1,6 +1,6 @@
 """What Alembic runs, for `aijobs db upgrade` and for Flask-Migrate's `flask db …` alike.
 
-The connection is the one that `aijobs.schema.upgrade` hands over, else the Flask application's, else one to the
+The connection is the one that `aijobs.db.schema.upgrade` hands over, else the Flask application's, else one to the
 database of the settings.
 """
 
@@ -14,19 +14,14 @@ from alembic import context
 from flask import current_app, has_app_context
 from sqlalchemy import Connection, Engine
 
-import aijobs.ai.models
-import aijobs.jobs.models
-import aijobs.learning.models
-import aijobs.outbox.models
-import aijobs.web.models  # noqa: F401 - all of them, for the tables that they add to the metadata
-from aijobs.db import Base, Json, Key, LongText, UtcDateTime
-from aijobs.db_engine import WRITING, build_engine
-from aijobs.schema import one_upgrade_at_a_time
+from aijobs.db.database import Base, Json, Key, LongText, UtcDateTime
+from aijobs.db.engines import WRITING, build_engine
+from aijobs.db.schema import one_upgrade_at_a_time
 from aijobs.settings import Settings
 
 
 def render_item(kind: str, item: Any, autogen_context: Any) -> str | bool:
-    """Our column types by the names they have in `aijobs.db`; False leaves an item to Alembic."""
+    """Our column types by the names they have in `aijobs.db.database`; False leaves an item to Alembic."""
     if kind != "type":
         return False
     named = {id(Json): "Json", id(LongText): "LongText"}.get(id(item))
@@ -36,7 +31,7 @@ def render_item(kind: str, item: Any, autogen_context: Any) -> str | bool:
         named = f"Key({item.impl_instance.length})"
     if named is None:
         return False
-    autogen_context.imports.add(f"from aijobs.db import {named.partition('(')[0]}")
+    autogen_context.imports.add(f"from aijobs.db.database import {named.partition('(')[0]}")
     return named
 
 
@@ -69,7 +64,7 @@ def _run_online() -> None:
             target_metadata=Base.metadata,
             render_item=render_item,
             compare_type=True,
-            # SQLite can't alter a column in place, and it can undo DDL once BEGIN is ours (it is, see aijobs.db_engine).
+            # SQLite can't alter a column in place, and it can undo DDL once BEGIN is ours (it is, see aijobs.db.engines).
             render_as_batch=connection.dialect.name == "sqlite",
             transactional_ddl=connection.dialect.name in ("sqlite", "postgresql"),
         )

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, LargeBinary, SmallInteger, String
 from sqlalchemy.orm import Mapped, deferred, mapped_column
 
-from aijobs.db import TABLE_OPTIONS, Base, Key, UtcDateTime
+from aijobs.db.database import TABLE_OPTIONS, Base, Key, UtcDateTime
 from aijobs.ids import new_id
 
 STARTED = "started"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from aijobs.ai.billing.cost import Cost, CostCalculator
 from aijobs.ai.catalogue import Catalogue, ProviderConfig
-from aijobs.ai.cost import Cost, CostCalculator
 from aijobs.ai.output import parse_json_answer
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import AiProvider, CancellationToken, GenerateAnswer, GenerateRequest, LessWanted, Route

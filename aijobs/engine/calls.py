@@ -11,11 +11,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from aijobs.ai.cost import Cost, CostCalculator
+from aijobs.ai.billing.cost import Cost, CostCalculator
+from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, Route
-from aijobs.ai.usage import CallResult, UsageLog
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.engine.run import OpenCall, Run
 from aijobs.errors import JobError
 from aijobs.ids import new_id

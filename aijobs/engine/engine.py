@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from aijobs.db import TRIES
-from aijobs.db_engine import LOCK_WAIT_S
+from aijobs.db.database import TRIES
+from aijobs.db.engines import LOCK_WAIT_S
 from aijobs.engine.complete import complete
 from aijobs.engine.execute import Execute
 from aijobs.engine.failure import DatabaseTrouble, as_job_error

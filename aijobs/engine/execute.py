@@ -12,15 +12,14 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from aijobs.ai.cost import CostCalculator
-from aijobs.ai.gateway import AiGateway
-from aijobs.ai.items import schema_faults
+from aijobs.ai.billing.cost import CostCalculator
+from aijobs.ai.billing.tokens import estimate_tokens
+from aijobs.ai.billing.usage import UsageLog
+from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.output import read_answer
 from aijobs.ai.provider import GenerateRequest, Moderator, Route
-from aijobs.ai.tokens import estimate_tokens
-from aijobs.ai.usage import UsageLog
 from aijobs.canonical import canonical_hash, find_faults
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.calls import AttemptLedger, CallBooks
 from aijobs.engine.guard import Guard
@@ -31,6 +30,7 @@ from aijobs.errors import ProvidersBusy
 from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
+from aijobs.learning.items import schema_faults
 from aijobs.logs import Outage, get_logger
 from aijobs.validation import find_schema_faults, plain_location, plain_path
 

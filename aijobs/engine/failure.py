@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from aijobs.ai import secret_shapes as shapes
 from aijobs.errors import JobError, is_code
 from aijobs.logs import Outage, Sparing, where
+from aijobs.screening import secret_shapes as shapes
 from aijobs.validation import find_schema_faults, plain_location
 
 MAX_BYTES = 16_000

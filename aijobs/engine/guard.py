@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aijobs.ai.redaction import redact
-from aijobs.ai.rule_pack import BLOCK
-from aijobs.ai.safety import ALLOW, ContentSafety, Verdict, texts_of
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.logs import get_logger
+from aijobs.screening.redaction import redact
+from aijobs.screening.rule_pack import BLOCK
+from aijobs.screening.safety import ALLOW, ContentSafety, Verdict, texts_of
 
 logger = get_logger(__name__)
 

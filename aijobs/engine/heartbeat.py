@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import select
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, LOST, TIMEOUT

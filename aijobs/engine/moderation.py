@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.billing.tokens import estimate_tokens
+from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.provider import Moderator
-from aijobs.ai.safety import texts_of
-from aijobs.ai.tokens import estimate_tokens
 from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.calls import AttemptLedger, CallBooks
 from aijobs.engine.run import Run
 from aijobs.errors import JobError, ProvidersBusy, Retried, describe
 from aijobs.logs import get_logger
+from aijobs.screening.safety import texts_of
 
 logger = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress

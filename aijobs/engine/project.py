@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
-from aijobs.db_statements import insert_rows
+from aijobs.db.database import Database
+from aijobs.db.statements import insert_rows
 from aijobs.definitions.projector import Artifact
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run

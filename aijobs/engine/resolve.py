@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
-from aijobs.ai.credentials import SealedKey
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import GenerateRequest, Route
-from aijobs.ai.router import ModelRouter
-from aijobs.db import Database
+from aijobs.credentials.vault import SealedKey
+from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run

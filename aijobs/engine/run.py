@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from aijobs.ai.usage import CallResult
+from aijobs.ai.billing.usage import CallResult
 from aijobs.clock import Stopwatch
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.token import CancellationToken

@@ -10,9 +10,9 @@ from datetime import timedelta
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from aijobs.ai.usage import UsageLog, mark_lost
-from aijobs.db import TRIES, Database
-from aijobs.db_clock import Clock, read_clock
+from aijobs.ai.billing.usage import UsageLog, mark_lost
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.database import TRIES, Database
 from aijobs.engine.failure import internal_text
 from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run

@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.grounding import FoldedText, fold, fold_segments, occurs, script_of
-from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
-from aijobs.ai.notes import NotesInput
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
 from aijobs.definitions import definition as d
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
 from aijobs.jobs.snapshots import read_content
+from aijobs.learning.grounding import FoldedText, fold, fold_segments, occurs, script_of
+from aijobs.learning.items import asks_the_same, require_enough, shuffled, text_fault
 from aijobs.learning.models import Flashcard
+from aijobs.learning.notes import NotesInput
 
 JOB_TYPE = "flashcard_generation"
 ARTIFACT_TYPE = "Flashcard"

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock
-from aijobs.db_statements import change_by
+from aijobs.db.clock import Clock
+from aijobs.db.statements import change_by
 from aijobs.errors import (
     CancelRequested,
     IllegalTransition,

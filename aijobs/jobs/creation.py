@@ -9,9 +9,8 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.ai.redaction import Redacted
-from aijobs.db import savepoint
-from aijobs.db_clock import Clock, read_clock
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.database import savepoint
 from aijobs.definitions.definition import JobDefinition
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
@@ -20,6 +19,7 @@ from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import HandOver, OutgoingMessage
+from aijobs.screening.redaction import Redacted
 
 logger = get_logger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock
-from aijobs.db_statements import read_rows
+from aijobs.db.clock import Clock
+from aijobs.db.statements import read_rows
 from aijobs.errors import NotYourTurn
 from aijobs.jobs.changes import DUE_AT, NOT_ASKED
 from aijobs.jobs.models import AiJob

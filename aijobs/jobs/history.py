@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock
-from aijobs.db_statements import insert_row
+from aijobs.db.clock import Clock
+from aijobs.db.statements import insert_row
 from aijobs.jobs.claim import KnownJob
 from aijobs.jobs.models import AiJobEvent
 

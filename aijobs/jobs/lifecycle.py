@@ -17,11 +17,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Result, Text, and_, bindparam, case, cast, exists, func, null, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.usage import mark_lost
+from aijobs.ai.billing.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.db import TRIES, Database, T
-from aijobs.db_clock import Clock
-from aijobs.db_statements import read_rows
+from aijobs.db.clock import Clock
+from aijobs.db.database import TRIES, Database, T
+from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import CancelRequested, JobLockConflict
 from aijobs.jobs.changes import (

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, literal, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.forecast import NOTHING, Forecast, Forecaster
+from aijobs.ai.billing.forecast import NOTHING, Forecast, Forecaster
 from aijobs.ai.models import AiUsageLog
 from aijobs.clock import iso
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, Integer, SmallInteger, String
 from sqlalchemy.orm import Mapped, deferred, mapped_column
 
-from aijobs.db import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
+from aijobs.db.database import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
 from aijobs.ids import new_id
 from aijobs.jobs.status import LIFECYCLE_STATUSES
 

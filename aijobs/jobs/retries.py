@@ -10,10 +10,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, undefer
 
-from aijobs.ai.redaction import Redacted, redact
 from aijobs.canonical import find_faults
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError, InputInvalid
@@ -27,6 +26,7 @@ from aijobs.jobs.status import CANCELLED, FAILED, FINAL
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.queues.message import OutgoingMessage
+from aijobs.screening.redaction import Redacted, redact
 
 logger = get_logger(__name__)
 

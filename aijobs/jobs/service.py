@@ -12,9 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import UserModelCredential
-from aijobs.ai.redaction import redact
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
@@ -39,6 +38,7 @@ from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
+from aijobs.screening.redaction import redact
 from aijobs.settings import KeyRing
 
 __all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]

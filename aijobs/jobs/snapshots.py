@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session, undefer
 
-from aijobs.ai.redaction import VERSION, Redacted, redact
 from aijobs.canonical import canonical_bytes, canonical_hash
-from aijobs.db_clock import Clock, read_clock
-from aijobs.db_statements import change_rows, read_rows
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.statements import change_rows, read_rows
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
+from aijobs.screening.redaction import VERSION, Redacted, redact
 
 
 class SnapshotBuilder:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
-from aijobs.db_clock import Clock
-from aijobs.db_statements import insert_if_absent
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
+from aijobs.db.statements import insert_if_absent
 from aijobs.jobs.models import QuotaUsage
 
 

@@ -13,7 +13,7 @@ from aijobs.ai.catalogue import LOCAL
 from aijobs.ai.models import DONE, AiUsageLog
 from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.job_types.flashcard_generation import JOB_TYPE

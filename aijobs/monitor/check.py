@@ -14,8 +14,8 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.clock import Stopwatch
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.lifecycle import DUE_AT
 from aijobs.jobs.models import AiJob

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal,
 from sqlalchemy.orm import aliased
 
 from aijobs.ai.models import STARTED, AiUsageLog
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
 from aijobs.definitions.registry import TIMEOUT_MS
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause

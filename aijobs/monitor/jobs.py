@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, load_only
 
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.jobs import status
 from aijobs.jobs.models import AiJob, AiJobSnapshot

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from aijobs.ai.breaker import BreakerState
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.ai.calling.breaker import BreakerState
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError
 from aijobs.monitor.filters import JobFilter

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock, read_clock
+from aijobs.db.clock import Clock, read_clock
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.keyset import Cursors, Keyset, Page
 from aijobs.monitor.views import Count, OutboxRow, OutboxStatus

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.clock import iso
-from aijobs.db_clock import Clock, read_clock
+from aijobs.db.clock import Clock, read_clock
 from aijobs.jobs.models import PassRun
 from aijobs.monitor.views import PassRow
 from aijobs.upkeep.pass_log import NOTE_S

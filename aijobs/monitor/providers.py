@@ -12,14 +12,14 @@ from datetime import datetime
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.availability import Prompted
-from aijobs.ai.breaker import CLOSED, OPEN, BreakerState, CircuitBreaker, scope_of
+from aijobs.ai.calling.availability import Prompted
+from aijobs.ai.calling.breaker import CLOSED, OPEN, BreakerState, CircuitBreaker, scope_of
+from aijobs.ai.calling.router import ModelRouter
+from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
-from aijobs.ai.router import ModelRouter
-from aijobs.ai.slots import CallSlots
-from aijobs.db import Database
-from aijobs.db_clock import Clock, read_clock
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.database import Database
 from aijobs.errors import JobError
 from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers

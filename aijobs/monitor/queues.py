@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.models import AiJob, QueuePause

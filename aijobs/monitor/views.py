@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from aijobs.ai.breaker import BreakerState
+from aijobs.ai.calling.breaker import BreakerState
 from aijobs.ai.models import STARTED
 from aijobs.jobs.status import FINAL
 

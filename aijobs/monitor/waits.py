@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from aijobs.ai.breaker import BreakerState
+from aijobs.ai.calling.breaker import BreakerState
 from aijobs.monitor.views import JobDetail, OutboxRow, QueueStatus, Wait
 from aijobs.outbox.models import ENQUEUE, PUBLISHED
 

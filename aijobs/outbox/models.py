@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Index, Integer, SmallInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from aijobs.db import TABLE_OPTIONS, Base, Json, Key, UtcDateTime
+from aijobs.db.database import TABLE_OPTIONS, Base, Json, Key, UtcDateTime
 from aijobs.ids import new_id
 
 ENQUEUE = "ai.job.enqueue"

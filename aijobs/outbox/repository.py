@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.db_clock import Clock
-from aijobs.db_statements import change_rows, insert_if_absent, read_rows
+from aijobs.db.clock import Clock
+from aijobs.db.statements import change_rows, insert_if_absent, read_rows
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.logs import LoggedJob
 from aijobs.outbox.keys import end_key, enqueue_key

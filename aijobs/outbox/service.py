@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.outbox.models import DEAD, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import OutboxRepository

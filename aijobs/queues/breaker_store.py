@@ -11,7 +11,7 @@ PREFIX = "aijobs:breaker:"
 
 
 class RedisBreakerStore:
-    """See `aijobs.ai.breaker.BreakerStore`. Time is Redis's, so that workers' clocks don't matter."""
+    """See `aijobs.ai.calling.breaker.BreakerStore`. Time is Redis's, so that workers' clocks don't matter."""
 
     def __init__(self, texts: SharedTexts) -> None:
         self._texts = texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from aijobs.ai.slots import UNLIMITED
+from aijobs.ai.calling.slots import UNLIMITED
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId, new_id
 from aijobs.logs import Outage, get_logger
@@ -20,7 +20,7 @@ def slot_key(provider: str, number: int | str) -> str:
 
 
 class RedisCallSlots:
-    """See `aijobs.ai.slots.CallSlots`. A token is the slot's number and its holder: a process, and a name that no other
+    """See `aijobs.ai.calling.slots.CallSlots`. A token is the slot's number and its holder: a process, and a name that no other
     call has. What a process of this host held that is gone is free at once, as its jobs are: they are started again at
     once, and would find their own old calls in the way.
     """

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from aijobs.ai.slots import UNLIMITED
+from aijobs.ai.calling.slots import UNLIMITED
 from aijobs.ids import new_id
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.jobs.snapshots import delete_expired
 from aijobs.logs import get_logger
 

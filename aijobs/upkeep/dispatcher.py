@@ -15,7 +15,7 @@ from typing import Protocol
 
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable, JobLockConflict
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob

@@ -14,9 +14,9 @@ from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
-from aijobs.db_clock import Clock
-from aijobs.db_statements import change_rows, insert_if_absent
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
+from aijobs.db.statements import change_rows, insert_if_absent
 from aijobs.jobs.models import PassRun
 from aijobs.logs import Outage, get_logger
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy import select
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import LifecycleError
 from aijobs.ids import InstanceId
 from aijobs.jobs.lifecycle import LifecycleRepository, claim_of

@@ -11,8 +11,8 @@ from datetime import timedelta
 from sqlalchemy import and_, exists, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
-from aijobs.db_clock import Clock
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.lifecycle import DUE_AT
 from aijobs.jobs.models import AiJob, QueuePause

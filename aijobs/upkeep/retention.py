@@ -14,9 +14,9 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.models import AiUsageLog
-from aijobs.db import Database
-from aijobs.db_clock import Clock, read_clock
-from aijobs.db_statements import change_rows
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.database import Database
+from aijobs.db.statements import change_rows
 from aijobs.jobs.models import (
     AiJob,
     AiJobArtifact,

@@ -22,12 +22,12 @@ from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
 from aijobs.logs import get_logger
-from aijobs.web.audit import Actor
+from aijobs.operators.accounts import find_operator
+from aijobs.operators.audit import Actor
+from aijobs.operators.models import Operator, OperatorToken
+from aijobs.operators.rights import may
+from aijobs.operators.throttle import LoginAttempts
 from aijobs.web.context import client_address, is_api_request, printable, services
-from aijobs.web.models import Operator, OperatorToken
-from aijobs.web.operators import find_operator
-from aijobs.web.rights import may
-from aijobs.web.throttle import LoginAttempts
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,7 @@ class OperatorUser(UserMixin):
         return f"{self.id}:{self.session_version}"
 
     def may(self, right: str) -> bool:
-        """Whether this operator has the right (`aijobs.web.rights`)."""
+        """Whether this operator has the right (`aijobs.operators.rights`)."""
         return may(self.role, right)
 
     @property

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from aijobs import logs
-from aijobs.db import Base
+from aijobs.db.database import Base
 from aijobs.settings import PACKAGE, Settings, resource
 from aijobs.web import auth, console, errors, headers
 from aijobs.web.api import admin, internal, user

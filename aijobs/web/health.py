@@ -5,8 +5,8 @@ from __future__ import annotations
 from flask import Blueprint, Response, jsonify
 from sqlalchemy.exc import SQLAlchemyError
 
+from aijobs.db.schema import check_schema
 from aijobs.errors import BrokerUnavailable, SettingsError
-from aijobs.schema import check_schema
 from aijobs.web.context import services
 
 health = Blueprint("health", __name__)

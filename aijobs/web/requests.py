@@ -13,7 +13,7 @@ from flask import request
 from aijobs.canonical import MAX_DEPTH, MAX_INTEGER, find_faults, identifier_fault
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
-from aijobs.web.audit import LONGEST_REASON
+from aijobs.operators.audit import LONGEST_REASON
 
 MOST_FAULTS = 20
 LONGEST_PATH = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from aijobs.ai.breaker import BreakerState
+from aijobs.ai.calling.breaker import BreakerState
 from aijobs.clock import iso
 from aijobs.monitor.views import Wait
 from aijobs.web.explanations import WAITS

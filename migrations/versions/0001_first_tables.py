@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from aijobs.db import Json, Key, LongText, UtcDateTime
+from aijobs.db.database import Json, Key, LongText, UtcDateTime
 
 revision = "0001"
 down_revision = None

@@ -17,14 +17,14 @@ from typing import Any
 
 from huey.bin.huey_consumer import consumer_main
 
-from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.calling.breaker import CircuitBreaker
 from aijobs.ai.provider import AiProvider, GenerateAnswer, GenerateRequest
-from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.definitions import definition
 from aijobs.engine.execute import Execute
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
+from aijobs.learning.rules import MODEL, NAME, LocalProvider
 from aijobs.queues.hueys import QueueStorage
 from tests.chaos import chaos_job, crashes, ledger
 from tests.chaos.crashes import CrashPoints

@@ -18,17 +18,17 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from aijobs.cli.tokens import issue_user_token
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from aijobs.jobs.status import RUNNING
+from aijobs.operators.accounts import add_token, create_operator
+from aijobs.operators.audit import Actor, AuditTrail
 from aijobs.settings import Settings
-from aijobs.web.audit import Actor, AuditTrail
 from aijobs.web.auth import hash_password, make_operator_token
-from aijobs.web.cli.tokens import issue_user_token
-from aijobs.web.operators import add_token, create_operator
 from aijobs.wiring import Services, build_services
 from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from aijobs.ai.models import STARTED, AiUsageLog
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.status import OPEN
 from aijobs.learning.models import Flashcard

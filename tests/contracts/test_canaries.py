@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 from sqlalchemy import inspect, text
 
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.ids import InstanceId
 from aijobs.jobs.service import CreateJobInput
 from aijobs.logs import configure

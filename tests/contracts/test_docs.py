@@ -12,13 +12,13 @@ import click
 import pytest
 
 from aijobs import settings as settings_module
+from aijobs.cli import cli
 from aijobs.errors import CODES
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import PHASES
 from aijobs.queues.connection import ACL_RULES
 from aijobs.settings import Settings
 from aijobs.web.api import admin, user
-from aijobs.web.cli import cli
 from tests.contracts import documents
 from tests.contracts.sources import ROOT
 

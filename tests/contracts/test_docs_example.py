@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from aijobs import wiring
 from aijobs.ai.provider import GenerateAnswer, GenerateRequest
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.definitions import discovery
 from aijobs.ids import InstanceId
 from aijobs.jobs.service import CreateJobInput

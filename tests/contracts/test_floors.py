@@ -114,7 +114,7 @@ def test_imports_point_down_only() -> None:
     [
         ("aijobs.engine.sample", "from aijobs.queues.broker import RedisBroker"),
         ("aijobs.jobs.lifecycle", "def late():\n    from aijobs.upkeep import dispatcher"),
-        ("aijobs.errors", "import aijobs.db"),
+        ("aijobs.errors", "import aijobs.db.database"),
         ("aijobs.monitor.sample", "from aijobs import wiring"),
         ("aijobs.ai.sample", "from .providers.local import LocalProvider"),
     ],

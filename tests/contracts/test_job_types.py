@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aijobs import job_types
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import DEFAULT, Catalogue
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.ai.router import ModelRouter
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import CODES

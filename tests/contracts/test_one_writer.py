@@ -172,7 +172,7 @@ def test_an_events_status_is_no_jobs_status() -> None:
 DOORS = {
     "aijobs.learning.flashcards": "a business service",
     "aijobs.jobs.creation": "inserts through the repository, for a new job and for a retry",
-    "aijobs.web.cli.demo_data": "scripted jobs for looking at the console; refused in production",
+    "aijobs.cli.demo_data": "scripted jobs for looking at the console; refused in production",
 }
 """Who may call `create_job`, and as what."""
 

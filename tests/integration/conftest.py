@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from tests.support.databases import Databases, SqliteDatabases
 from tests.support.jobs import BEGIN, Kit, open_kit
 from tests.support.scratch import scratch_database
@@ -15,7 +15,7 @@ from tests.support.scratch import scratch_database
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit of work that is tried again waits for nothing that a test would have to see."""
-    monkeypatch.setattr("aijobs.db.FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr("aijobs.db.database.FIRST_PAUSE_S", 0.002)
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Engine, MetaData, Table, inspect, text
 
 import aijobs
-from aijobs.db import Base, Key, UtcDateTime
-from aijobs.db_engine import build_engine
+from aijobs.db.database import Base, Key, UtcDateTime
+from aijobs.db.engines import build_engine
+from aijobs.db.schema import HEAD, REVISIONS, check_schema, read_revision, upgrade
 from aijobs.errors import SettingsError
-from aijobs.schema import HEAD, REVISIONS, check_schema, read_revision, upgrade
 from aijobs.settings import resource
 from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.processes import Processes, clean_environment
@@ -114,7 +114,7 @@ def test_an_upgrade_done_twice_changes_nothing(engine: Engine) -> None:
 @OTHERS_LATER
 def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, processes: Processes) -> None:
     code = (
-        "import sys; from aijobs.db import build_engine; from aijobs.schema import upgrade;"
+        "import sys; from aijobs.db.database import build_engine; from aijobs.db.schema import upgrade;"
         "upgrade(build_engine(sys.argv[1])); print('up')"
     )
     programs = [processes.spawn([sys.executable, "-c", code, database_url], name=f"upgrade-{i}") for i in range(3)]
@@ -167,8 +167,8 @@ def test_a_schema_at_head_is_accepted(engine: Engine) -> None:
 
 def test_an_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     upgrade(engine)
-    monkeypatch.setattr("aijobs.schema.REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr("aijobs.schema.HEAD", "0002")
+    monkeypatch.setattr("aijobs.db.schema.REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr("aijobs.db.schema.HEAD", "0002")
     with pytest.raises(SettingsError, match=r"older \(0001\) than this code \(0002\)") as refused:
         check_schema(engine)
     assert "\n" not in str(refused.value)
@@ -184,7 +184,7 @@ def test_a_newer_schema_is_refused_by_start_and_upgrade(engine: Engine) -> None:
 
 
 def test_looking_at_a_missing_sqlite_file_does_not_make_it(tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "aijobs.db"
+    path = tmp_path / "nowhere" / "aijobs.db.database"
     engine = build_engine(f"sqlite:///{path}")
     with pytest.raises(SettingsError, match="no schema yet"):
         check_schema(engine)
@@ -268,8 +268,8 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
     code = (
         "import sys; from alembic import command; from alembic.config import Config\n"
         "from sqlalchemy import Column, Table\n"
-        "from aijobs.db import Base, Json, Key, LongText, UtcDateTime\n"
-        "from aijobs.db_engine import build_engine\n"
+        "from aijobs.db.database import Base, Json, Key, LongText, UtcDateTime\n"
+        "from aijobs.db.engines import build_engine\n"
         "Table('extras', Base.metadata, Column('id', Key(36), primary_key=True),\n"
         "      Column('at', UtcDateTime()), Column('doc', Json), Column('body', LongText))\n"
         "config = Config(sys.argv[1] + '/alembic.ini')\n"
@@ -292,7 +292,7 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
     generated = (folder / "versions" / "0002_extras.py").read_text()
     for rendered in ("Key(36)", "UtcDateTime()", "Json", "LongText"):
         assert f", {rendered}," in generated
-        assert f"from aijobs.db import {rendered.partition('(')[0]}\n" in generated
+        assert f"from aijobs.db.database import {rendered.partition('(')[0]}\n" in generated
 
 
 def test_a_drifted_column_type_is_noticed(sqlite_url: str) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
+from aijobs.cli.tokens import issue_user_token
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import QueuePause
 from aijobs.jobs.service import CreateJobInput
 from aijobs.queues.connection import ACL_RULES
 from aijobs.settings import Settings
-from aijobs.web.cli.tokens import issue_user_token
 from aijobs.wiring import Services, build_services
 from tests.support.polling import poll
 from tests.support.ports import free_port

@@ -16,8 +16,8 @@ from werkzeug.serving import make_server
 from werkzeug.wsgi import ClosingIterator
 
 from aijobs.clock import utc_now
+from aijobs.operators.models import Operator
 from aijobs.web.factory import create_app
-from aijobs.web.models import Operator
 from aijobs.wiring import build_services
 from tests.support.rows import add, build_call
 from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare

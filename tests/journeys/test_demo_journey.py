@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aijobs.web.cli.terminal import cells
+from aijobs.cli.terminal import cells
 from tests.support.processes import Run, clean_environment
 
 AIJOBS = str(Path(sys.executable).with_name("aijobs"))
@@ -34,4 +34,4 @@ def test_the_demo_prints_english_and_chinese_cards_and_ends_everything(run: Run)
     assert "/console/jobs/" in said
     assert "\x1b" not in said  # no terminal, no colours
     assert not (instance / "broker.json").exists()
-    assert (instance / "aijobs.db").stat().st_size > 0
+    assert (instance / "aijobs.db.database").stat().st_size > 0

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from aijobs.cli.tokens import issue_user_token
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
+from aijobs.local.station import answers
 from aijobs.monitor.check import Check
 from aijobs.outbox.models import ENQUEUE, OutboxEvent
 from aijobs.settings import Settings
-from aijobs.web.cli.tokens import issue_user_token
-from aijobs.web.station import answers
 from aijobs.wiring import Services, build_services
 from tests.support.polling import poll
 from tests.support.ports import free_port

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Table, func, literal_column, select, union_all
 from sqlalchemy.orm import Session
 
-from aijobs.db import Base
+from aijobs.db.database import Base
 from aijobs.definitions.definition import QUEUES
 from aijobs.jobs.models import QueuePause
 from aijobs.jobs.status import FINAL, QUEUED, RUNNING, SUCCEEDED

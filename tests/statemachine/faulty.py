@@ -9,7 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Base, Database
+from aijobs.db.database import Base, Database
 from tests.statemachine.flows import COMMIT, DIE, Died, stop, this_flow
 
 T = TypeVar("T")

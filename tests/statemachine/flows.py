@@ -16,7 +16,7 @@ from unittest import mock
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.engine.run import Run
 
 COMMIT, SETTLE, PROVIDER, LOCK, EVENT, BEGINS = "commit", "settle", "provider", "lock", "event", "begins"
@@ -211,7 +211,7 @@ class VirtualTime:
             flow.rest(SETTLE)
 
 
-TIMED = ("aijobs.db", "aijobs.engine.token", "aijobs.engine.heartbeat", "aijobs.engine.engine")
+TIMED = ("aijobs.db.database", "aijobs.engine.token", "aijobs.engine.heartbeat", "aijobs.engine.engine")
 TIMED_PASSES = ("aijobs.upkeep.dispatcher",)
 
 

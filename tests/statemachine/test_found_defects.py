@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.jobs.models import AiJobArtifact, QuotaUsage
 from tests.support.jobs import BEGIN, prepare_database
 

@@ -21,11 +21,11 @@ from greenlet import getcurrent
 from sqlalchemy import delete, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.billing.usage import UsageLog
+from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
-from aijobs.ai.router import ModelRouter
-from aijobs.ai.usage import UsageLog
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import QUEUES, Execution, Queue, RetryBackoff
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute

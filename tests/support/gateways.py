@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aijobs.ai.breaker import CircuitBreaker
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.calling.breaker import CircuitBreaker
+from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.provider import AiProvider
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots

@@ -16,8 +16,8 @@ from typing import Any
 
 from sqlalchemy import Table, event, func, select, text, update
 
-from aijobs.db import Base, Database, is_mysql
-from aijobs.db_clock import Clock, ManualClock
+from aijobs.db.clock import Clock, ManualClock
+from aijobs.db.database import Base, Database, is_mysql
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo, LifecycleRepository, claim_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aijobs.ai.models import AiUsageLog
-from aijobs.db import Database
+from aijobs.db.database import Database
+from aijobs.db.schema import upgrade
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot
 from aijobs.outbox.models import ENQUEUE, PUBLISHED, OutboxEvent
-from aijobs.schema import upgrade
 
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 

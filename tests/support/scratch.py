@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from aijobs.db import Base, Database
-from aijobs.db_engine import build_engine
+from aijobs.db.database import Base, Database
+from aijobs.db.engines import build_engine
 from tests.support.databases import Databases
 from tests.support.rows import prepare_database
 

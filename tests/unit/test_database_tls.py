@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from aijobs.db_engine import build_engine
+from aijobs.db.engines import build_engine
 from aijobs.errors import SettingsError
 
 

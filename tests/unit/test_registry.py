@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from aijobs import errors, job_types
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import Route
-from aijobs.ai.router import ModelRouter
 from aijobs.definitions import discovery
 from aijobs.definitions.definition import (
     Credential,

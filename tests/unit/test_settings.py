@@ -41,7 +41,7 @@ def refused(folder: Path, **given: str) -> str:
 
 def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: Path) -> None:
     settings = load(tmp_path / "instance")
-    assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db"
+    assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db.database"
     assert (settings.production, settings.bind, settings.redis_url) == (False, "127.0.0.1", "")
     assert (settings.lease_s, settings.heartbeat_s, settings.lease_grace_s) == (60, 15, 30)
     assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret", "credential_keys"}

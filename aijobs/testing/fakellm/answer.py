@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aijobs.ai.tokens import estimate_tokens
+from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.testing.fakellm.exchange import Exchange
 from aijobs.testing.fakellm.request import Request
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from aijobs.ai.grounding import script_of
-from aijobs.ai.providers.local.chinese import ChineseRules
-from aijobs.ai.providers.local.flashcards import make_flashcards
-from aijobs.ai.providers.local.reader import NotesReader
 from aijobs.errors import JobError
+from aijobs.learning.grounding import script_of
+from aijobs.learning.rules.chinese import ChineseRules
+from aijobs.learning.rules.flashcards import make_flashcards
+from aijobs.learning.rules.reader import NotesReader
 from aijobs.testing.fakellm.request import Request
 
 _FENCED = re.compile(r"<<<(?P<mark>data-[0-9a-f]+)\n(?P<inside>.*)\n(?P=mark)>>>", re.DOTALL)

@@ -12,13 +12,13 @@ from aijobs.errors import ApiError
 from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.usage_filter import PARAMETERS as USAGE_PARAMETERS
 from aijobs.monitor.usage_filter import UsageFilter
-from aijobs.web import rights
+from aijobs.operators import rights
+from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
 from aijobs.web.api.answers import answer
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
 from aijobs.web.auth import acting, bearer_token, check_csrf_header, find_token_operator, get_operator
 from aijobs.web.context import language, services
-from aijobs.web.operating import Operating
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,

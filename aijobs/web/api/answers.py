@@ -8,8 +8,8 @@ from typing import Any
 
 from flask import Response, jsonify
 
-from aijobs.ai.credential_store import Credential
 from aijobs.canonical import json_name
+from aijobs.credentials.store import Credential
 from aijobs.errors import describe
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.monitor.usage_filter import UsageFilter

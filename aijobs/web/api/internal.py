@@ -13,8 +13,8 @@ from flask import Blueprint, Flask, Response, request
 from aijobs.errors import ApiError
 from aijobs.logs import Sparing, get_logger
 from aijobs.monitor.monitor import is_id
+from aijobs.operators.audit import CREDENTIAL, Actor, AuditTrail
 from aijobs.web.api.answers import answer
-from aijobs.web.audit import CREDENTIAL, Actor, AuditTrail
 from aijobs.web.auth import bearer_token, token_digest
 from aijobs.web.context import client_address, printable, services
 from aijobs.web.requests import read_no_parameters, read_optional_object

@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from aijobs.ai.breaker import BREAKER_WORDS
-from aijobs.ai.credential_service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MOST_CREDENTIALS
-from aijobs.ai.sensitive import FINDERS
+from aijobs.ai.calling.breaker import BREAKER_WORDS
+from aijobs.credentials.service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY, MOST_CREDENTIALS
 from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import EVENT_TYPES
@@ -17,8 +16,9 @@ from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.monitor.usage import MOST_GROUPS
 from aijobs.monitor.usage_filter import GROUPS, USUAL_DAYS
 from aijobs.monitor.views import CAP, WAIT_REASONS
+from aijobs.operators.audit import LONGEST_REASON
 from aijobs.outbox.models import OUTBOX_STATUSES
-from aijobs.web.audit import LONGEST_REASON
+from aijobs.screening.sensitive import FINDERS
 
 Schema = dict[str, Any]
 

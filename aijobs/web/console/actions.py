@@ -10,7 +10,7 @@ from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 
 from aijobs.monitor.views import JobRow
-from aijobs.web import rights
+from aijobs.operators import rights
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 from aijobs.canonical import identifier_fault
 from aijobs.errors import InputInvalid
 from aijobs.monitor.keyset import Cursors, Keyset, Page
-from aijobs.web import rights
-from aijobs.web.audit import TARGET_TYPES
+from aijobs.operators import rights
+from aijobs.operators.audit import TARGET_TYPES
+from aijobs.operators.models import AuditLog
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import services
-from aijobs.web.models import AuditLog
 
 PER_PAGE = 50
 _ORDER = Keyset("audit", (AuditLog.at, AuditLog.id))

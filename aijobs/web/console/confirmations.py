@@ -16,15 +16,15 @@ from wtforms.validators import Length, Optional
 from aijobs.errors import ApiError, describe
 from aijobs.jobs.status import CANCELLED
 from aijobs.monitor.views import JobRow
-from aijobs.web import rights
-from aijobs.web.audit import LONGEST_REASON
+from aijobs.operators import rights
+from aijobs.operators.actions import Cancelled, Operating
+from aijobs.operators.audit import LONGEST_REASON
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
 from aijobs.web.console.jobs import known_job
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
-from aijobs.web.operating import Cancelled, Operating
 
 CONFIRMATION_S = 3600
 """How long a confirmation page may be left open."""

@@ -19,7 +19,7 @@ from aijobs.monitor.keyset import Page
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import JobDetail, JobRow, WorkerRow
 from aijobs.monitor.waits import due_at
-from aijobs.web import rights
+from aijobs.operators import rights
 from aijobs.web.auth import get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import ACTIONS, CANCEL, RETRY, Offer, offer

@@ -12,14 +12,14 @@ from aijobs.errors import ApiError, InputInvalid, describe
 from aijobs.monitor.keyset import Page
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import OutboxRow
+from aijobs.operators import rights
+from aijobs.operators.actions import Operating
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OUTBOX_STATUSES
-from aijobs.web import rights
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
-from aijobs.web.operating import Operating
 
 PER_PAGE = 50
 EVENT_TYPES = (ENQUEUE, *END_EVENTS.values())

@@ -16,7 +16,7 @@ from htmx_flask import HtmxAwareRequest
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import RequestRedirect
 
-from aijobs.web import rights
+from aijobs.operators import rights
 from aijobs.web.auth import current_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.context import language, services

@@ -7,11 +7,11 @@ from flask.typing import ResponseReturnValue
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from aijobs.operators.models import Operator
 from aijobs.web.auth import current_operator
 from aijobs.web.console import blueprint
 from aijobs.web.console.pages import THEMES, known_page
 from aijobs.web.context import LANGUAGES, services
-from aijobs.web.models import Operator
 
 
 @blueprint.post("/preferences")

@@ -8,16 +8,16 @@ from flask import flash, make_response, redirect, url_for
 from flask.typing import ResponseReturnValue
 from flask_babel import gettext
 
-from aijobs.ai.breaker import CLOSED, BreakerState
+from aijobs.ai.calling.breaker import CLOSED, BreakerState
 from aijobs.errors import ApiError, describe
-from aijobs.web import rights
+from aijobs.operators import rights
+from aijobs.operators.actions import Operating
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 from aijobs.web.explanations import explain_failure
-from aijobs.web.operating import Operating
 
 _CLOSE = "close_breaker"
 

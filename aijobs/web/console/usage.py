@@ -12,7 +12,7 @@ from aijobs.clock import utc_now
 from aijobs.errors import InputInvalid
 from aijobs.monitor.usage_filter import GROUPS, PARAMETERS, UsageFilter
 from aijobs.monitor.views import Usage, UsageGroup, UsageTotal
-from aijobs.web import rights
+from aijobs.operators import rights
 from aijobs.web.auth import require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.pages import Poll, link, render, whole_page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask.typing import ResponseReturnValue
 
-from aijobs.web import rights
+from aijobs.operators import rights
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import services
 

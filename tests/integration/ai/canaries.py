@@ -26,8 +26,8 @@ from aijobs import logs, wiring
 from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.clock import utc_now
-from aijobs.db import Base
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
+from aijobs.db.database import Base
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.engine import settle
 from aijobs.engine.engine import ExecutionEngine

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.calling.breaker import CircuitBreaker
+from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import ProviderConfig
-from aijobs.ai.gateway import AiGateway
 from aijobs.ai.provider import Route
 from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
-from aijobs.ai.router import ModelRouter
 from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import AiJob

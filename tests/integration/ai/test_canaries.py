@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
+from aijobs import cli
 from aijobs.ai.models import UserModelCredential
 from aijobs.ai.providers.openai_compatible import client, refusals
 from aijobs.definitions.projector import ProjectionResult
@@ -22,7 +23,6 @@ from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
 from aijobs.learning.models import Flashcard
 from aijobs.testing.fakellm import Answer, Step, faults
-from aijobs.web import cli
 from tests.integration.ai.canaries import (
     MARKS,
     NOTES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.ai.breaker import scope_of
+from aijobs.ai.calling.breaker import scope_of
 from aijobs.engine import moderation
 from aijobs.job_types import flashcard_generation
 from aijobs.testing.fakellm import Answer, Call, faults

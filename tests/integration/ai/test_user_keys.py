@@ -18,12 +18,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from structlog.testing import capture_logs
 
 from aijobs import logs
-from aijobs.ai import credential_store
-from aijobs.ai.credential_service import MOST_CREDENTIALS
-from aijobs.ai.credential_store import Credential
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.models import UserModelCredential
 from aijobs.ai.provider import CancellationToken, GenerateRequest, Route
-from aijobs.ai.router import ModelRouter
+from aijobs.credentials import store as credential_store
+from aijobs.credentials.service import MOST_CREDENTIALS
+from aijobs.credentials.store import Credential
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid, SettingsError
 from aijobs.jobs.service import CreatedJob, CreateJobInput, Overrides

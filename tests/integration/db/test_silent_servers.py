@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from aijobs import db_engine
-from aijobs.db import Database
-from aijobs.db_engine import build_engine
+from aijobs.db.database import Database
+from aijobs.db.database import engines as db_engine
+from aijobs.db.engines import build_engine
 from aijobs.jobs.models import AiJob
 from tests.support.databases import Databases
 from tests.support.jobs import Kit, open_kit, prepare_database

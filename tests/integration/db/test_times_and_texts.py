@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
-from aijobs.db import Base, Database, Json, Key, LongText, UtcDateTime
-from aijobs.db_clock import DatabaseClock, ManualClock, read_clock
+from aijobs.db.clock import DatabaseClock, ManualClock, read_clock
+from aijobs.db.database import Base, Database, Json, Key, LongText, UtcDateTime
 from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.jobs import BEGIN, Kit, prepare_database
 
@@ -152,9 +152,9 @@ def test_processes_in_other_time_zones_agree_on_a_lease(live_kit: Kit) -> None:
     claim = live_kit.running()
     code = (
         "import sys\n"
-        "from aijobs.db import Database\n"
+        "from aijobs.db.database import Database\n"
         "from sqlalchemy import select\n"
-        "from aijobs.db_clock import DatabaseClock\n"
+        "from aijobs.db.clock import DatabaseClock\n"
         "from aijobs.jobs.models import AiJob\n"
         "database = Database(sys.argv[1])\n"
         "with database.read() as s:\n"

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import Connection, event, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from aijobs.db import Database, savepoint
-from aijobs.db_clock import ManualClock
-from aijobs.db_statements import change_rows
+from aijobs.db.clock import ManualClock
+from aijobs.db.database import Database, savepoint
+from aijobs.db.statements import change_rows
 from aijobs.jobs.lifecycle import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
@@ -284,7 +284,7 @@ def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
 ) -> None:
     if database_server.kind == "sqlite":
         pytest.skip("no server, no connection to kill")
-    monkeypatch.setattr("aijobs.db_engine.FRESH_S", 0.0)  # Any rest in the pool is a long one.
+    monkeypatch.setattr("aijobs.db.engines.FRESH_S", 0.0)  # Any rest in the pool is a long one.
     number = text(_CONNECTION_NUMBER[database_server.kind])
     with ExitStack() as stack:
         readers = [stack.enter_context(kit.database.read()) for _ in range(3)]
@@ -425,7 +425,7 @@ def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_it
     """A machine that lost its power tells its server nothing, and TCP alone notices after hours."""
     databases = request.getfixturevalue(server)
     databases.ensure_running()
-    monkeypatch.setattr("aijobs.db_engine.IDLE_TRANSACTION_S", 1)
+    monkeypatch.setattr("aijobs.db.engines.IDLE_TRANSACTION_S", 1)
     url = databases.create_database(prepare_database)
     with open_kit(url, clock=ManualClock(BEGIN)) as kit, open_kit(url, clock=ManualClock(BEGIN)) as silent:
         claim = kit.running()

@@ -17,11 +17,11 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.billing.usage import UsageLog
+from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Moderator, Route
-from aijobs.ai.router import ModelRouter
-from aijobs.ai.usage import UsageLog
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
 from aijobs.definitions.projector import ProjectionResult, ResultProjector
 from aijobs.engine.engine import ExecutionEngine

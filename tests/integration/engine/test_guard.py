@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from aijobs import wiring
-from aijobs.ai.safety import ContentSafety
 from aijobs.canonical import canonical_hash
 from aijobs.definitions.definition import Security
 from aijobs.errors import SettingsError
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
+from aijobs.screening.safety import ContentSafety
 from aijobs.settings import Settings
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.jobs import race

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from aijobs.db import CommitUnknown
+from aijobs.db.database import CommitUnknown
 from aijobs.definitions.definition import QUEUES
 from aijobs.definitions.projector import Artifact
 from aijobs.errors import LifecycleError

@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.prompts import Prompt
-from aijobs.ai.tokens import estimate_tokens
 from aijobs.canonical import canonical_hash
-from aijobs.db import CommitUnknown
+from aijobs.db.database import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of

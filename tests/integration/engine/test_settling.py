@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from aijobs.ai.usage import UsageLog
+from aijobs.ai.billing.usage import UsageLog
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import LifecycleRepository
 from tests.integration.engine.stage import CARDS, Stage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.provider import CallFailed
 from aijobs.errors import ProvidersBusy
 from aijobs.monitor.check import Check

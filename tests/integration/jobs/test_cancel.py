@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError, CancelRequested, JobLockConflict, LifecycleError
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo

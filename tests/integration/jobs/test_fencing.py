@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.models import AiUsageLog
-from aijobs.ai.usage import CallResult, UsageLog
-from aijobs.db_statements import change_rows
+from aijobs.db.statements import change_rows
 from aijobs.errors import JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo
 from aijobs.jobs.models import AiJob

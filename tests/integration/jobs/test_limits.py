@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from aijobs.ai.forecast import INSTRUCTIONS, Forecaster
+from aijobs.ai.billing.forecast import INSTRUCTIONS, Forecaster
+from aijobs.ai.billing.usage import CallResult, UsageLog, mark_lost
 from aijobs.ai.provider import Route
-from aijobs.ai.usage import CallResult, UsageLog, mark_lost
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.lifecycle import Claim

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from aijobs.ai.breaker import scope_of
+from aijobs.ai.calling.breaker import scope_of
 from aijobs.ai.models import UserModelCredential
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.errors import ApiError
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.calling.breaker import CircuitBreaker
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import Catalogue, ProviderConfig
 from aijobs.ai.provider import Route
-from aijobs.ai.router import ModelRouter
-from aijobs.db import Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Database
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import BrokerUnavailable
 from aijobs.job_types import synthetic

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import delete, insert, text, update
 
 from aijobs.ai.models import AiUsageLog
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause
 from aijobs.monitor.check import LOST_MESSAGE, MOST_LOOKS, PROMISES, RULES, UNSENT, Bounds, Check, Report
 from aijobs.outbox.keys import enqueue_key

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import delete, func, select
 
-from aijobs.db import Base, Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Base, Database
 from aijobs.jobs.models import AiJob, AiJobArtifact
 from aijobs.jobs.status import FINAL
 from aijobs.monitor.check import RULES, Check, Rule

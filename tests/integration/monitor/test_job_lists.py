@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.monitor import views

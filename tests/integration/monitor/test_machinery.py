@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.jobs.models import QueuePause

@@ -10,13 +10,13 @@ from sqlalchemy import QueuePool, create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import sessionmaker
 
-from aijobs.ai.breaker import scope_of
+from aijobs.ai.calling.breaker import scope_of
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.provider import Route
-from aijobs.ai.router import ModelRouter
 from aijobs.clock import utc_now
-from aijobs.db import Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.monitor import usage
 from aijobs.monitor.monitor import Monitor
 from aijobs.monitor.usage_filter import GROUPS, UsageFilter

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event as events
 from sqlalchemy import insert
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import JobErrorInfo

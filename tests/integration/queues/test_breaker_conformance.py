@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from aijobs.ai.breaker import BreakerStore, CircuitBreaker, scope_of
-from aijobs.ai.slots import UNLIMITED, CallSlots
+from aijobs.ai.calling.breaker import BreakerStore, CircuitBreaker, scope_of
+from aijobs.ai.calling.slots import UNLIMITED, CallSlots
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId
 from aijobs.queues import shared_texts
@@ -257,7 +257,7 @@ def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
 RACER = """
 import sys, time
 from datetime import timedelta
-from aijobs.ai.breaker import CircuitBreaker
+from aijobs.ai.calling.breaker import CircuitBreaker
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots
 from aijobs.ids import InstanceId

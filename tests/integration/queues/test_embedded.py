@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from aijobs.errors import AijobsError, SettingsError
+from aijobs.local.embedded import EmbeddedBroker
 from aijobs.queues.broker import RedisBroker
 from aijobs.queues.connection import connect
-from aijobs.queues.embedded import EmbeddedBroker
 from aijobs.settings import Settings
 from tests.support.messages import KEYS, outgoing
 from tests.support.polling import poll
@@ -25,7 +25,7 @@ from tests.support.processes import Processes, Program, Run
 KEEPER = """
 import sys, time
 from pathlib import Path
-from aijobs.queues.embedded import EmbeddedBroker
+from aijobs.local.embedded import EmbeddedBroker
 broker = EmbeddedBroker(Path(sys.argv[1]))
 broker.start()
 print("started", broker.pid, flush=True)
@@ -173,7 +173,7 @@ def test_a_temporary_folder_with_a_long_name_leaves_room_for_the_socket(
 def test_a_server_that_does_not_come_up_is_told_and_leaves_nothing(
     instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aijobs.queues.embedded.server_binary", lambda: "/bin/false")
+    monkeypatch.setattr("aijobs.local.embedded.server_binary", lambda: "/bin/false")
 
     with pytest.raises(AijobsError, match="did not come up"):
         EmbeddedBroker(instance).start()

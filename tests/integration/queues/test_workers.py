@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from aijobs.cli.tokens import issue_user_token
 from aijobs.errors import describe
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import AiJob, AiJobEvent
@@ -23,7 +24,6 @@ from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.presence import HEARTBEAT_PREFIX
 from aijobs.settings import Settings
 from aijobs.testing.fakellm import FakeLlm, faults
-from aijobs.web.cli.tokens import issue_user_token
 from aijobs.web.factory import create_app
 from aijobs.wiring import Services, build_services
 from bench.providers import PROVIDERS

@@ -17,7 +17,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.exc import OperationalError
 
 from aijobs import logs
-from aijobs.db_clock import ManualClock
+from aijobs.db.clock import ManualClock
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Column, ForeignKey, MetaData, Table, insert, update
 from structlog.testing import capture_logs
 
-from aijobs.db import Key
+from aijobs.db.database import Key
 from aijobs.errors import ApiError
 from aijobs.monitor.check import Check
 from aijobs.outbox.models import OutboxEvent

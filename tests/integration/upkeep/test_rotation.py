@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from sqlalchemy import event, update
 
-from aijobs.ai.credential_store import CredentialStore
-from aijobs.ai.credentials import CredentialVault, Place, Sealed
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.models import UserModelCredential
 from aijobs.ai.provider import CancellationToken, GenerateRequest, Route
-from aijobs.ai.router import ModelRouter
+from aijobs.credentials.rotation import CredentialRotation, Rotated
+from aijobs.credentials.store import CredentialStore
+from aijobs.credentials.vault import CredentialVault, Place, Sealed
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import SettingsError
 from aijobs.jobs.service import CreateJobInput, Overrides
 from aijobs.settings import KeyRing
-from aijobs.upkeep.rotation import CredentialRotation, Rotated
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.jobs import Kit, open_kit, race
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from structlog.testing import capture_logs
 
-from aijobs.ai.breaker import CircuitBreaker, scope_of
+from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
 from aijobs.errors import BrokerUnavailable
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aijobs.ai.cost import BUILT_IN, Cost, CostCalculator
+from aijobs.ai.billing.cost import BUILT_IN, Cost, CostCalculator
 from aijobs.errors import SettingsError
 from aijobs.settings import Settings
 from aijobs.wiring import build_services

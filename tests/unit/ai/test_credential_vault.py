@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from aijobs.ai.credentials import NONCE_BYTES, TAG_BYTES, VERSION, CredentialVault, Place, Sealed, SealedKey
+from aijobs.credentials.vault import NONCE_BYTES, TAG_BYTES, VERSION, CredentialVault, Place, Sealed, SealedKey
 from aijobs.errors import JobError, SettingsError
 from aijobs.settings import KeyRing
 

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from aijobs.ai.breaker import CircuitBreaker, scope_of
-from aijobs.ai.gateway import AiGateway
+from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
+from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import (
     CallFacts,
@@ -19,7 +20,6 @@ from aijobs.ai.provider import (
     LessWanted,
     Route,
 )
-from aijobs.ai.router import ModelRouter
 from aijobs.errors import JobError, ProvidersBusy
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
@@ -197,7 +197,7 @@ def test_of_several_failures_the_one_stands_that_leaves_the_job_most_hope(
     monkeypatch: pytest.MonkeyPatch, first: str | CallFailed, second: str | CallFailed, stands: str
 ) -> None:
     """An empty account ended jobs for good that the next provider would have answered a minute later."""
-    monkeypatch.setattr("aijobs.ai.gateway.SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr("aijobs.ai.calling.gateway.SLOT_WAIT_S", 0.0)
     log, breaker, slots = list[str](), new_breaker(), MemoryCallSlots()
     providers = []
     for name, fault in (("one", first), ("two", second)):
@@ -305,7 +305,7 @@ def test_full_slots_are_no_outage_unless_the_provider_is_not_known_to_be_well(
     monkeypatch: pytest.MonkeyPatch, failures: int, later_s: int, crowded: bool
 ) -> None:
     """Calls on users' own keys fill the slots of a provider whose breaker for the platform's waits for its probe."""
-    monkeypatch.setattr("aijobs.ai.gateway.SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr("aijobs.ai.calling.gateway.SLOT_WAIT_S", 0.0)
     log, store, slots = list[str](), MemoryBreakerStore(), MemoryCallSlots()
     breaker = CircuitBreaker(store, 2, 30.0, chance=lambda: 0.0)
     for _ in range(failures):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from aijobs.ai.breaker import CircuitBreaker, scope_of
+from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import CallFailed, CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.errors import JobError, ProvidersBusy

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aijobs.ai.grounding import FoldedText, occurs, script_of
+from aijobs.learning.grounding import FoldedText, occurs, script_of
 
 FOUND = [
     ("The Krebs cycle takes place\r\n   in the matrix.", "takes place in the matrix"),

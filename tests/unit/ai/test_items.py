@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aijobs.ai.items import asks_the_same, require_enough, shuffled, text_fault
 from aijobs.errors import JobError
+from aijobs.learning.items import asks_the_same, require_enough, shuffled, text_fault
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aijobs.job_types
-from aijobs.ai.notes import notes_from_text
 from aijobs.ai.output import read_answer
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import CallFailed, GenerateAnswer, GenerateRequest, Route
-from aijobs.ai.providers.local import MODEL, NAME, LocalProvider
-from aijobs.ai.providers.local.chinese import ChineseRules
-from aijobs.ai.providers.local.provider import MAKERS
 from aijobs.errors import JobError
 from aijobs.job_types.flashcard_generation import Input, Output, check
+from aijobs.learning.notes import notes_from_text
+from aijobs.learning.rules import MODEL, NAME, LocalProvider
+from aijobs.learning.rules.chinese import ChineseRules
+from aijobs.learning.rules.provider import MAKERS
 from tests.support.tokens import HandToken
 
 SAMPLES = Path(aijobs.job_types.__file__).parent / "sample_notes"
@@ -322,8 +322,8 @@ def test_the_dictionary_is_loaded_by_the_first_chinese_text_and_kept_only_where_
     script = """
 import sys
 from pathlib import Path
-from aijobs.ai.providers.local.chinese import ChineseRules
-from aijobs.ai.providers.local.reader import NotesReader
+from aijobs.learning.rules.chinese import ChineseRules
+from aijobs.learning.rules.reader import NotesReader
 from tests.support.tokens import HandToken
 reader = NotesReader(ChineseRules(Path(sys.argv[1])))
 reader.read({"lang": "en", "segments": [{"sid": "p1", "text": "Osmosis is the movement of water."}]}, HandToken())
@@ -443,7 +443,7 @@ def test_a_consumer_starts_without_the_rules_and_without_a_database_that_it_does
     script = """
 import sys
 import aijobs.workers
-rules = ["aijobs.ai.providers.local." + name for name in ("reader", "chinese", "english", "flashcards")]
+rules = ["aijobs.learning.rules." + name for name in ("reader", "chinese", "english", "flashcards")]
 late = [*rules, "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite"]
 print([name for name in late if name in sys.modules])
 """
@@ -463,7 +463,7 @@ def test_two_first_jobs_at_once_share_one_dictionary(tmp_path: Path, monkeypatch
             time.sleep(0.05)
             super().__init__(cache_dir)
 
-    monkeypatch.setattr("aijobs.ai.providers.local.chinese.ChineseRules", Slow)
+    monkeypatch.setattr("aijobs.learning.rules.chinese.ChineseRules", Slow)
     readers: list[object] = []
     provider = LocalProvider(tmp_path, {"flashcard_generation": lambda reader, *_: (readers.append(reader), {})[1]})
     threads = [threading.Thread(target=ask, args=(provider, content("One sentence."))) for _ in range(2)]

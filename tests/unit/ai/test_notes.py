@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aijobs.ai.grounding import fold
-from aijobs.ai.notes import MAX_CHARACTERS, MAX_SEGMENTS, NotesError, notes_from_text
 from aijobs.job_types.flashcard_generation import Input
+from aijobs.learning.grounding import fold
+from aijobs.learning.notes import MAX_CHARACTERS, MAX_SEGMENTS, NotesError, notes_from_text
 
 
 def texts(text: str) -> list[str]:

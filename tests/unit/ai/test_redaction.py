@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aijobs.ai.redaction import VERSION, Redacted, redact
-from aijobs.ai.secret_shapes import is_secret_name
+from aijobs.screening.redaction import VERSION, Redacted, redact
+from aijobs.screening.secret_shapes import is_secret_name
 
 # Written in two parts, so that no search of the tree for leaked keys finds them here.
 BEGIN, SK, GHP, AKIA = "-----BEGIN" + " ", "sk" + "-", "ghp" + "_", "AKIA" + "IOSFODNN7EXAMPLE"

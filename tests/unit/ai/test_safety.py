@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aijobs.ai.rule_pack import BUILT_IN, RulePack
-from aijobs.ai.safety import ContentSafety, Verdict, texts_of
 from aijobs.errors import SettingsError
 from aijobs.job_types import flashcard_generation
+from aijobs.screening.rule_pack import BUILT_IN, RulePack
+from aijobs.screening.safety import ContentSafety, Verdict, texts_of
 
 SAFETY = ContentSafety.load()
 NOTES = Path(flashcard_generation.__file__).parent / "sample_notes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aijobs.ai.tokens import estimate_tokens
+from aijobs.ai.billing.tokens import estimate_tokens
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aijobs.web import cli
-from aijobs.web.cli.opening import open_services
+from aijobs import cli
+from aijobs.cli.opening import open_services
 from aijobs.wiring import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]

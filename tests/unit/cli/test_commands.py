@@ -12,15 +12,15 @@ import jwt
 import pytest
 from sqlalchemy import select
 
-from aijobs.ai.notes import MAX_CHARACTERS
-from aijobs.db import Database
+from aijobs.cli import run
+from aijobs.cli.demo import SAMPLE_NOTES, read_text_file
+from aijobs.cli.failures import Failure
+from aijobs.cli.up import FIRST_OPERATOR_FILE, ensure_first_operator
+from aijobs.db.database import Database
+from aijobs.learning.notes import MAX_CHARACTERS
+from aijobs.operators.models import Operator, OperatorToken
 from aijobs.settings import Settings
 from aijobs.web.auth import token_digest, verify_password
-from aijobs.web.cli import run
-from aijobs.web.cli.demo import SAMPLE_NOTES, read_text_file
-from aijobs.web.cli.failures import Failure
-from aijobs.web.cli.up import FIRST_OPERATOR_FILE, ensure_first_operator
-from aijobs.web.models import Operator, OperatorToken
 
 Aijobs = Callable[..., tuple[int, str, str]]
 
@@ -82,7 +82,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(aijobs: Aijobs, instance: P
     assert (code, out) == (2, "")
     assert err.startswith("aijobs: ")
     assert err.count("\n") == 1
-    assert not (instance / "aijobs.db").exists()
+    assert not (instance / "aijobs.db.database").exists()
 
 
 # --- files of the demo --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_command_that_needs_the_database_refuses_one_without_schema(aijobs: Ai
     code, out, err = aijobs("operator-token", "ann")
     assert (code, out) == (1, "")
     assert err == "aijobs: the database has no schema yet: run `aijobs db upgrade`\n"
-    assert not (instance / "aijobs.db").exists()
+    assert not (instance / "aijobs.db.database").exists()
 
 
 def test_a_database_that_nobody_serves_gives_one_line(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:

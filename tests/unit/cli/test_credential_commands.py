@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.ai.credential_service import CredentialService
 from aijobs.ai.models import UserModelCredential
-from aijobs.db import Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.credentials.service import CredentialService
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Database
+from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
-from aijobs.web.models import AuditLog
 from aijobs.wiring import build_credential_store
 
 Aijobs = Callable[..., tuple[int, str, str]]

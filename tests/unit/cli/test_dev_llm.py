@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from aijobs.cli.dev_llm import line_of
 from aijobs.clock import utc_now
 from aijobs.testing.fakellm import faults
 from aijobs.testing.fakellm.ledger import Call
 from aijobs.testing.fakellm.request import CHAT, Request
-from aijobs.web.cli.dev_llm import line_of
 
 Aijobs = Callable[..., tuple[int, str, str]]
 

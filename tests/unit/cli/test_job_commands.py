@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from aijobs.jobs.service import CreateJobInput
+from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
-from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
 from tests.support.rows import add, build_call, build_job, ended
 

@@ -12,9 +12,9 @@ from flask import Flask
 from flask.testing import FlaskClient
 from sqlalchemy import select
 
-from aijobs.web.cli.opening import open_services
+from aijobs.cli.opening import open_services
+from aijobs.operators.models import AuditLog
 from aijobs.web.factory import create_app
-from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from sqlalchemy import text, update
 
+from aijobs.cli.opening import open_services
 from aijobs.clock import utc_now
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
-from aijobs.web.cli.opening import open_services
 
 Aijobs = Callable[..., tuple[int, str, str]]
 

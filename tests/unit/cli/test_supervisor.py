@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from aijobs.errors import AijobsError
+from aijobs.local import supervisor as supervision
+from aijobs.local.station import AlreadyUp, InstanceLock, StopRequests, listen
+from aijobs.local.supervisor import ChildDied, ChildSpec, Supervisor
 from aijobs.settings import Settings
-from aijobs.web import supervisor as supervision
-from aijobs.web.station import AlreadyUp, InstanceLock, StopRequests, listen
-from aijobs.web.supervisor import ChildDied, ChildSpec, Supervisor
 from tests.support.polling import poll
 from tests.support.processes import Processes
 
@@ -124,7 +124,7 @@ def test_the_log_of_the_last_run_is_kept_beside_the_new_one(tmp_path: Path) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone does this")
 def test_children_end_with_a_supervisor_that_is_killed(processes: Processes, tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from aijobs.web.supervisor import *\n"
+        "import sys, time; from pathlib import Path; from aijobs.local.supervisor import *\n"
         "s = Supervisor(Path(sys.argv[1]), print)\n"
         "child = s.start(ChildSpec('child', [sys.executable, '-S', '-c', 'import time; time.sleep(600)']))\n"
         "print('child', child.pid, flush=True); time.sleep(600)\n"

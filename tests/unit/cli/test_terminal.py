@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from aijobs.cli.terminal import Terminal, cells, wrap
 from aijobs.settings import plain_terminal
-from aijobs.web.cli.terminal import Terminal, cells, wrap
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import aijobs.job_types
-from aijobs.ai.notes import notes_from_text
 from aijobs.job_types.flashcard_generation import Input
+from aijobs.learning.notes import notes_from_text
 
 FILES = sorted((Path(aijobs.job_types.__file__).parent / "sample_notes").glob("*.txt"))
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aijobs.ai.notes import notes_from_text
 from aijobs.job_types.flashcard_generation import Output, check
+from aijobs.learning.notes import notes_from_text
 from aijobs.settings import PACKAGE
 from aijobs.testing.fakellm import Answer, FakeLlm, Step, faults
 from aijobs.testing.fakellm.good import find_schema, smallest

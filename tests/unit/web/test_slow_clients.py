@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from aijobs.web.station import RECEIVE_TIMEOUT_S, listen
+from aijobs.local.station import RECEIVE_TIMEOUT_S, listen
 
 
 def test_a_connection_that_says_nothing_more_is_given_up() -> None:

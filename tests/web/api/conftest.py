@@ -12,11 +12,11 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from aijobs.db import Database
+from aijobs.db.database import Database
+from aijobs.operators.models import Operator, OperatorToken
 from aijobs.settings import KeyRing, Settings
 from aijobs.web.auth import hash_password, make_operator_token
 from aijobs.web.factory import create_app
-from aijobs.web.models import Operator, OperatorToken
 from aijobs.wiring import Services, build_services
 from tests.support.databases import SqliteDatabases
 from tests.support.processes import Run

@@ -10,13 +10,13 @@ from flask import Flask
 from flask.testing import FlaskClient
 from sqlalchemy import func, select, update
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
+from aijobs.operators.models import AuditLog, Operator, OperatorToken
+from aijobs.operators.throttle import PER_ADDRESS, LoginAttempts
 from aijobs.web.api import admin, user
 from aijobs.web.auth import sign_in
-from aijobs.web.models import AuditLog, Operator, OperatorToken
-from aijobs.web.throttle import PER_ADDRESS, LoginAttempts
 from aijobs.wiring import Services
 from tests.support.rows import BEGIN, add, build_event, build_job, ended
 from tests.web.api.conftest import PASSWORD, Person, as_user
@@ -229,7 +229,7 @@ def test_every_action_leaves_who_did_what_why_and_what_came_of_it(
 
 def dump(database: Database) -> dict[str, list[Any]]:
     """All rows of all tables."""
-    from aijobs.db import Base
+    from aijobs.db.database import Base
 
     with database.read() as session:
         return {

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from sqlalchemy import func, select
 
 from aijobs.canonical import MAX_DEPTH
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaUsage
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings

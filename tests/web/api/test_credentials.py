@@ -17,13 +17,13 @@ from sqlalchemy import select, update
 
 from aijobs import logs
 from aijobs.ai.models import UserModelCredential
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob
+from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
 from aijobs.web.api import internal
 from aijobs.web.factory import create_app
-from aijobs.web.models import AuditLog
 from aijobs.wiring import Services
 from tests.web.api.conftest import Person, as_user
 

@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from aijobs.db import Database
-from aijobs.db_clock import DatabaseClock
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.database import Database
 from aijobs.errors import ApiError, JobGone, JobLockConflict
 from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PASSES, PassLog

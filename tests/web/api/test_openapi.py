@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from openapi_schema_validator import OAS31Validator
 
 from aijobs.clock import utc_now
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.errors import CODES
 from aijobs.ids import InstanceId, new_id
 from aijobs.job_types import flashcard_generation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from tests.support.rows import BEGIN, add, build_call, build_job, ended
 from tests.web.api.conftest import Person
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from flask.testing import FlaskClient
 
-from aijobs.db import Database
+from aijobs.db.database import Database
 from aijobs.ids import new_id
 from tests.support.rows import (
     BEGIN,

@@ -11,16 +11,16 @@ from flask.testing import FlaskClient
 from sqlalchemy import Connection, select, update
 
 from aijobs.clock import utc_now
-from aijobs.db_engine import build_engine
+from aijobs.db.engines import build_engine
+from aijobs.db.schema import upgrade
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.service import CreateJobInput
+from aijobs.operators.models import Operator
 from aijobs.outbox.models import ENQUEUE, OutboxEvent
 from aijobs.queues.message import JobMessage
 from aijobs.queues.presence import Presence
-from aijobs.schema import upgrade
 from aijobs.settings import Settings
-from aijobs.web.models import Operator
 from aijobs.wiring import Services
 from aijobs.wiring import build_engine as build_job_engine
 

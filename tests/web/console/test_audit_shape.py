@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from aijobs.cli import run
+from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import COMPLETED, OutboxEvent
-from aijobs.web.cli import run
-from aijobs.web.models import AuditLog
 from tests.web.console.stage import Console, Stage
 
 Door = Callable[[str, str], int]

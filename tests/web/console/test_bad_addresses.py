@@ -12,8 +12,8 @@ from jinja2 import FileSystemBytecodeCache
 from sqlalchemy import func, select
 
 from aijobs.monitor.filters import PARAMETERS
+from aijobs.operators.models import AuditLog
 from aijobs.web.factory import create_app
-from aijobs.web.models import AuditLog
 from aijobs.wiring import build_services
 from tests.support.databases import OTHERS_LATER
 from tests.support.odd_texts import ODD_TEXTS

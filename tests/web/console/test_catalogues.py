@@ -11,11 +11,11 @@ from babel.messages.mofile import write_mo
 from aijobs.errors import CODES, Retried
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import PHASES
+from aijobs.operators.models import ROLES
 from aijobs.outbox.models import OUTBOX_STATUSES
 from aijobs.web.console import catalogues
 from aijobs.web.console.words import EVENT_WORDS, WORDS
 from aijobs.web.explanations import FAILURES, WAITS, explain_failure
-from aijobs.web.models import ROLES
 
 _PLACE = re.compile(r"%\(\w+\)s")
 

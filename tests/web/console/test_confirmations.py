@@ -11,9 +11,9 @@ from sqlalchemy import func, select, update
 
 from aijobs.jobs import retries
 from aijobs.jobs.models import AiJob, AiJobEvent
+from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import OutboxEvent
 from aijobs.web.console.actions import RETRY
-from aijobs.web.models import AuditLog
 from tests.web.console.stage import Stage, parse
 
 

@@ -10,9 +10,9 @@ from sqlalchemy import update
 from aijobs.ai.models import AiUsageLog
 from aijobs.clock import utc_now
 from aijobs.jobs.models import AiJobArtifact, AiJobEvent, AiJobSnapshot
+from aijobs.operators.models import AuditLog, Operator
 from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.presence import Presence
-from aijobs.web.models import AuditLog, Operator
 from tests.web.console.stage import Stage, parse
 
 # Short enough for columns of 64 characters; each breaks out of another place.

@@ -12,11 +12,11 @@ import pytest
 from jinja2 import FileSystemBytecodeCache
 from sqlalchemy import select
 
-from aijobs.ai.breaker import scope_of
+from aijobs.ai.calling.breaker import scope_of
 from aijobs.ai.provider import Route
+from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
-from aijobs.web.models import AuditLog
 from aijobs.wiring import build_services
 from tests.support.rows import add, build_call
 from tests.support.servers import ValkeyServer

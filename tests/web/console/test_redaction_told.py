@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from aijobs.ai.sensitive import FINDERS
 from aijobs.jobs.models import AiJobSnapshot
+from aijobs.screening.sensitive import FINDERS
 from aijobs.web.console.words import REDACTION_WORDS
 from tests.web.console.stage import Stage
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.web.models import Operator
+from aijobs.operators.models import Operator
 from tests.web.console.stage import Console, Stage, parse
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jinja2 import FileSystemBytecodeCache
 
-from aijobs.ai.breaker import scope_of
+from aijobs.ai.calling.breaker import scope_of
 from aijobs.clock import utc_now
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.claim import claim_of

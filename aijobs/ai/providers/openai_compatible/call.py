@@ -8,10 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.output import MAX_CHARACTERS
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.openai_compatible.names import name, reason
-from aijobs.ai.tokens import estimate_tokens
 
 BLANK_LIMIT = 4_000
 """White space in a row after which a model is taken to have run away, as some do under a grammar."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.catalogue import JsonMode, ProviderConfig
-from aijobs.ai.tokens import estimate_tokens
 
 _LESS: Mapping[JsonMode, JsonMode] = {"json_schema": "json_object", "json_object": "prompt"}
 _CONSTRAINT = re.compile(r"response_?format|json_?schema|json_?object|guided_(?:json|decoding)|structured outputs?")

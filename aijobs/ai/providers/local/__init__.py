@@ -1,9 +1,0 @@
-"""The built-in provider: material by rules from the learner's own text, with no network, key or model.
-
-Reading order: provider (the port), text (segments to sentences), english and chinese (sentences to facts),
-flashcards (facts to cards).
-"""
-
-from aijobs.ai.providers.local.provider import MODEL, NAME, LocalProvider
-
-__all__ = ["MODEL", "NAME", "LocalProvider"]

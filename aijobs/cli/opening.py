@@ -1,0 +1,95 @@
+"""What a command opens before it works: settings, a database of the right version, all services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aijobs import logs
+from aijobs.ai.catalogue import Catalogue
+from aijobs.canonical import json_name
+from aijobs.clock import iso
+from aijobs.db.database import Database
+from aijobs.db.schema import check_schema
+from aijobs.errors import SettingsError
+from aijobs.queues.broker import RedisBroker
+from aijobs.queues.connection import connect
+from aijobs.settings import Settings
+
+if TYPE_CHECKING:
+    from aijobs.wiring import Services
+
+
+def load_settings() -> Settings:
+    """The settings; log lines of a command go to standard error, errors alone."""
+    settings = Settings.load()
+    logs.configure("ERROR")
+    return settings
+
+
+def load_catalogue(settings: Settings) -> Catalogue:
+    """The providers that the settings name."""
+    return Catalogue.load(settings.providers, settings.provider_keys)
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """The database, its schema checked, closed at the end."""
+    database = Database(settings.database_url)
+    try:
+        check_schema(database.engine)
+        yield database
+    finally:
+        database.dispose()
+
+
+@contextmanager
+def open_services() -> Iterator[Services]:
+    """All services over a database whose schema was checked. The broker may be away: workers find what it missed."""
+    from aijobs.wiring import build_services
+
+    settings = load_settings()
+    broker = _find_broker(settings)
+    with open_database(settings) as database:
+        try:
+            yield build_services(settings, database=database, broker=broker)
+        finally:
+            broker.client.close()
+
+
+def _find_broker(settings: Settings) -> RedisBroker:
+    """The broker; where the embedded one doesn't run, one that nobody answers for, as reading a job needs none."""
+    try:
+        return RedisBroker.from_settings(settings)
+    except SettingsError:
+        if settings.redis_url:
+            raise
+        nowhere = connect(f"unix://{settings.instance_path / 'no-broker'}")
+        return RedisBroker(nowhere, nowhere, settings.message_keys)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, passed on as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")(command)
+
+
+def to_json(value: Any) -> Any:
+    """A dataclass as JSON: names in camelCase, instants as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {json_name(f.name): to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def write_json(value: Any) -> None:
+    """`value` as indented JSON on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))

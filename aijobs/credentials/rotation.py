@@ -1,0 +1,81 @@
+"""Moving users' stored keys under the ring's newest key, so that the old ones may go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from aijobs.credentials.store import CredentialStore, StoredKey
+from aijobs.credentials.vault import Sealed
+from aijobs.db.database import Database
+from aijobs.errors import JobError
+
+BATCH = 100
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """What a rotation did."""
+
+    key_id: str
+    """The newest key of the ring."""
+    rotated: int
+    unreadable: tuple[str, ...]
+    """The credentials that could not be opened; their rows are as they were."""
+    remaining: int
+    """Rows that still need another key: while there are any, the old keys must stay."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.remaining == 0
+
+
+class CredentialRotation:
+    """Encrypts rows anew that aren't under the newest key, a batch a transaction, in order of their ids.
+
+    May run at any time, any number at once, and again after it was killed: what is done is no longer found. Each new
+    ciphertext is opened before it is written, and written only in the place of what was read, so that a user who
+    deletes a key meanwhile, or another rotation, wins.
+    """
+
+    def __init__(self, database: Database, store: CredentialStore, batch: int = BATCH) -> None:
+        self._database, self._store, self._batch = database, store, batch
+
+    def run(self) -> Rotated:
+        """Go through all rows once. A row that can't be opened is named, and stops no other."""
+        vault = self._store.vault
+        rotated, unreadable, behind = 0, list[str](), ""
+        while batch := self._next(behind):
+            behind = batch[-1].place.credential_id
+            fresh: list[tuple[StoredKey, Sealed]] = []
+            for stored in batch:
+                try:
+                    fresh.append((stored, self._again(stored)))
+                except JobError:
+                    unreadable.append(stored.place.credential_id)
+            rotated += self._write(fresh)
+        with self._database.read() as session:
+            remaining = self._store.count_old(session)
+        return Rotated(vault.current_key_id, rotated, tuple(unreadable), remaining)
+
+    def _next(self, behind: str) -> list[StoredKey]:
+        with self._database.read() as session:
+            return self._store.find_old(session, behind, self._batch)
+
+    def _again(self, stored: StoredKey) -> Sealed:
+        """The same key under the newest one; it was opened again, and is the same. `JobError` where it can't be."""
+        vault = self._store.vault
+        api_key = vault.open(stored.sealed, stored.place)
+        fresh = vault.seal(api_key, stored.place)
+        if vault.open(fresh, stored.place) != api_key:
+            raise AssertionError("a key that was just encrypted opens as another")
+        return fresh
+
+    def _write(self, fresh: list[tuple[StoredKey, Sealed]]) -> int:
+        """Write a batch; how many rows hold what was written."""
+
+        def replace(session: Session) -> int:
+            return sum(self._store.replace(session, stored, sealed) for stored, sealed in fresh)
+
+        return self._database.write(replace) if fresh else 0

@@ -1,0 +1,204 @@
+"""The rows of users' own keys, read and written in the caller's session. A ciphertext leaves here sealed alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from sqlalchemy import Update, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.vault import CredentialVault, Place, Sealed, SealedKey
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.statements import change_rows
+from aijobs.errors import SettingsError
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import FINAL
+
+USE_NOTED_EVERY = timedelta(hours=1)
+ENDED_AT_ONCE = 500
+"""Of how many final jobs one transaction takes a credential that is to be deleted."""
+
+
+class KeyedJob(Protocol):
+    """What is read of a job to find the key that it runs on."""
+
+    user_id: str
+    credential_mode: str
+    credential_id: str | None
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A stored key as its user sees it: never the key."""
+
+    id: str
+    user_id: str
+    mode: str
+    label: str
+    last_four: str
+    fingerprint: str
+    created_at: datetime
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True)
+class StoredKey:
+    """A row as the rotation works on it."""
+
+    place: Place
+    sealed: Sealed
+
+
+_SHOWN = tuple(getattr(UserModelCredential, name) for name in Credential.__dataclass_fields__)
+_SEALED = (
+    UserModelCredential.id,
+    UserModelCredential.user_id,
+    UserModelCredential.mode,
+    UserModelCredential.key_id,
+    UserModelCredential.ciphertext,
+)
+
+
+class CredentialStore:
+    """Users' keys by row; `vault` opens and seals them."""
+
+    def __init__(self, clock: Clock, vault: CredentialVault) -> None:
+        self._clock, self.vault = clock, vault
+
+    # --- a user's own ------------------------------------------------------------------------------------------
+
+    def add(self, session: Session, place: Place, label: str, api_key: str) -> Credential:
+        """Store a key, encrypted for its row."""
+        sealed = self.vault.seal(api_key, place)
+        row = UserModelCredential(
+            id=place.credential_id,
+            user_id=place.user_id,
+            mode=place.mode,
+            label=label,
+            last_four=api_key[-4:],
+            fingerprint=self.vault.fingerprint(api_key, place.user_id),
+            key_id=sealed.key_id,
+            ciphertext=sealed.ciphertext,
+            created_at=read_clock(session, self._clock),
+        )
+        session.add(row)
+        session.flush()
+        return Credential(**{name: getattr(row, name) for name in Credential.__dataclass_fields__})
+
+    def find(self, session: Session, credential_id: str) -> Credential | None:
+        """The credential with this id, whose ever it is."""
+        row = session.execute(select(*_SHOWN).where(UserModelCredential.id == credential_id)).one_or_none()
+        return None if row is None else Credential(*row)
+
+    def find_own(self, session: Session, user_id: str) -> list[Credential]:
+        """A user's credentials, newest first."""
+        mine = UserModelCredential.user_id == user_id
+        order = (UserModelCredential.created_at.desc(), UserModelCredential.id.desc())
+        return [Credential(*row) for row in session.execute(select(*_SHOWN).where(mine).order_by(*order))]
+
+    def delete(self, session: Session, user_id: str, credential_id: str) -> bool:
+        """Delete a user's credential; whether there was one. The user's row is locked already.
+
+        The jobs that name it let go of it first: by the foreign key alone the database would lock the credential
+        before its jobs, and the lock order has it behind them. Those that are final have done so before, by
+        `let_go_of_ended`, so that what is held here are a user's open jobs.
+        """
+        change_rows(session, _letting_go(user_id, credential_id))
+        own = delete(UserModelCredential).where(
+            UserModelCredential.id == credential_id, UserModelCredential.user_id == user_id
+        )
+        return change_rows(session, own) == 1
+
+    def let_go_of_ended(self, session: Session, user_id: str, credential_id: str) -> bool:
+        """Take a user's credential off some of the final jobs that name it; whether there may be more of them."""
+        ended = (AiJob.credential_id == credential_id, AiJob.user_id == user_id, AiJob.lifecycle_status.in_(FINAL))
+        found = session.execute(select(AiJob.id).where(*ended).order_by(AiJob.id).limit(ENDED_AT_ONCE)).scalars().all()
+        if found:
+            change_rows(session, _letting_go(user_id, credential_id).where(AiJob.id.in_(found)))
+        return len(found) == ENDED_AT_ONCE
+
+    # --- a job's -----------------------------------------------------------------------------------------------
+
+    def find_sealed(self, session: Session, job: KeyedJob) -> SealedKey | None:
+        """The key that a job runs on, bound to this job's user and mode; None where it is gone, or there is none.
+
+        It is not decrypted here: a row that can't be opened says so when it is.
+        """
+        if job.credential_id is None:
+            return None
+        return self.seal_of(session, job.credential_id, job.user_id, job.credential_mode)
+
+    def seal_of(self, session: Session, credential_id: str, user_id: str, mode: str) -> SealedKey | None:
+        """The key of a row as one that was stored by `user_id` for `mode`: another's doesn't open. None: no row."""
+        lately = UserModelCredential.last_used_at > self._clock.now(-USE_NOTED_EVERY)
+        query = select(UserModelCredential.key_id, UserModelCredential.ciphertext, func.coalesce(lately, False))
+        row = session.execute(query.where(UserModelCredential.id == credential_id)).one_or_none()
+        if row is None:
+            return None
+        key_id, ciphertext, used_lately = row
+        place = Place(credential_id, user_id, mode)
+        return SealedKey(self.vault, Sealed(key_id, ciphertext), place, used_lately=bool(used_lately))
+
+    def note_use(self, session: Session, credential_id: str) -> None:
+        """Put a use on record, where none is within the last hour."""
+        used = UserModelCredential.last_used_at
+        stale = or_(used.is_(None), used <= self._clock.now(-USE_NOTED_EVERY))
+        noted = update(UserModelCredential).where(UserModelCredential.id == credential_id, stale)
+        change_rows(session, noted.values(last_used_at=self._clock.now()))
+
+    # --- the ring ----------------------------------------------------------------------------------------------
+
+    def count_missing(self, session: Session) -> dict[str, int]:
+        """How many rows need a key that the ring doesn't hold, by the key's id."""
+        key_id = UserModelCredential.key_id
+        query = select(key_id, func.count()).where(key_id.not_in(self.vault.key_ids)).group_by(key_id).order_by(key_id)
+        return {row[0]: row[1] for row in session.execute(query)}
+
+    def check_ring(self, session: Session) -> None:
+        """`SettingsError` where stored keys need a key that the ring doesn't hold."""
+        if missing := self.count_missing(session):
+            needed = ", ".join(f"{key_id!r} ({count})" for key_id, count in missing.items())
+            total = sum(missing.values())
+            raise SettingsError(
+                f"AIJOBS_CREDENTIAL_KEYS lacks what {total} stored user key{'s' * (total != 1)} need"
+                f"{'s' * (total == 1)}: {needed}; put it back behind the newest"
+            )
+
+    def count_old(self, session: Session) -> int:
+        """How many rows aren't under the ring's newest key."""
+        old = UserModelCredential.key_id != self.vault.current_key_id
+        return session.execute(select(func.count()).select_from(UserModelCredential).where(old)).scalar_one()
+
+    def find_old(self, session: Session, behind: str, limit: int) -> list[StoredKey]:
+        """The next rows that aren't under the ring's newest key, by id, from behind the id `behind`."""
+        old = UserModelCredential.key_id != self.vault.current_key_id
+        query = select(*_SEALED).where(old, UserModelCredential.id > behind)
+        rows = session.execute(query.order_by(UserModelCredential.id).limit(limit))
+        return [StoredKey(Place(*row[:3]), Sealed(*row[3:])) for row in rows]
+
+    def replace(self, session: Session, stored: StoredKey, fresh: Sealed) -> bool:
+        """Put `fresh` in the place of what was read; whether it is there: whoever changed the row meanwhile wins."""
+        this_row = UserModelCredential.id == stored.place.credential_id
+        as_read = (
+            UserModelCredential.key_id == stored.sealed.key_id,
+            UserModelCredential.ciphertext == stored.sealed.ciphertext,
+        )
+        change = update(UserModelCredential).where(this_row, *as_read)
+        if change_rows(session, change.values(key_id=fresh.key_id, ciphertext=fresh.ciphertext)):
+            return True
+        # This very write may have come through before, and only the answer to its COMMIT was lost.
+        there = session.execute(select(UserModelCredential.ciphertext).where(this_row)).scalar_one_or_none()
+        return there == fresh.ciphertext
+
+
+def _letting_go(user_id: str, credential_id: str) -> Update:
+    """Takes a credential off its user's jobs.
+
+    No state, holder or plan of a job changes by it, so it is no event of the job: `event_seq` stays, and no history row
+    is written.
+    """
+    named = (AiJob.credential_id == credential_id, AiJob.user_id == user_id)
+    return update(AiJob).where(*named).values(credential_id=None)

@@ -1,0 +1,272 @@
+"""The database behind every store: column types, readers, and units of work.
+
+SQLite, PostgreSQL and MariaDB are equals. A unit of work is a function that may run again: `Database.write` repeats
+it in a fresh session after a deadlock, a lock wait or a lost connection, and settles a COMMIT whose answer was lost
+by reading.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import (
+    JSON,
+    DateTime,
+    Dialect,
+    Engine,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    select,
+)
+from sqlalchemy.dialects.mysql import DATETIME as MYSQL_DATETIME
+from sqlalchemy.dialects.mysql import LONGTEXT
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+
+from aijobs.db.engines import WRITING, build_engine
+
+T = TypeVar("T")
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+MYSQL = ("mysql", "mariadb")
+"""The names of dialects that speak MySQL's SQL."""
+MARIADB_COLLATION = "utf8mb4_nopad_bin"
+TABLE_OPTIONS = {
+    # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
+    f"{dialect}_{option}": value
+    for dialect in MYSQL
+    for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
+}
+"""What every table asks of MariaDB, so that they are alike whatever the server's defaults are."""
+
+
+class Base(DeclarativeBase):
+    """The root of all models."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    __table_args__: Any = TABLE_OPTIONS
+
+
+def is_mysql(dialect: Dialect) -> bool:
+    return dialect.name in MYSQL
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC instant: timestamptz, DATETIME(6), or text with milliseconds on SQLite, which sorts as time does."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(DateTime(timezone=True))
+        if is_mysql(dialect):
+            return dialect.type_descriptor(MYSQL_DATETIME(fsp=6))
+        return dialect.type_descriptor(String(23))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a naive datetime: times in the database are aware")
+        at = value.astimezone(UTC)
+        if dialect.name == "postgresql":
+            return at
+        at = at.replace(tzinfo=None)
+        return at if is_mysql(dialect) else at.isoformat(sep=" ", timespec="milliseconds")
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        at = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+class Key(TypeDecorator[str]):
+    """A text that is compared: exact in case, accent, width and trailing space on every database, ordered by bytes."""
+
+    impl = String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        length = cast(String, self.impl_instance).length
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(String(length, collation="C"))
+        if is_mysql(dialect):
+            return dialect.type_descriptor(String(length, collation=MARIADB_COLLATION))
+        return dialect.type_descriptor(String(length))
+
+
+LongText = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
+"""Text of any length."""
+
+Json = JSON(none_as_null=True)
+"""A JSON document as text; never PostgreSQL's jsonb, which reorders keys and drops duplicates."""
+
+
+# --- units of work --------------------------------------------------------------------------------------------------
+
+TRIES = 5
+"""How often a unit of work is tried, and a lost COMMIT looked for."""
+FIRST_PAUSE_S = 0.04
+"""Before a unit of work is tried again; doubled each time, and shaken so that two that met do not meet again."""
+
+
+class CommitUnknown(Exception):
+    """The connection was lost after COMMIT was sent: what was written may or may not be there."""
+
+    def __init__(self, cause: DBAPIError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Database:
+    """One engine, sessions that read and units of work that write."""
+
+    def __init__(self, source: str | Engine, *, pool_size: int = 10) -> None:
+        """`source`: a URL, or an engine that `build_engine` made."""
+        self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
+        self._read = sessionmaker(_for_reading(self.engine), autoflush=False, expire_on_commit=False)
+        self._write = sessionmaker(self.engine.execution_options(**WRITING), expire_on_commit=False)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that reads and never writes: what it holds is not flushed, and no transaction is committed."""
+        with self._read() as session:
+            yield session
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """One write transaction, not repeated: for callers that repeat themselves, and for tests."""
+        with self._write() as session, session.begin():
+            yield session
+
+    def write(
+        self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
+    ) -> T:
+        """Run `work` in a write transaction and commit it; up to `tries` times where the database asks for it.
+
+        `work` may run again from the start in a fresh session, so it changes nothing but the database. Where the
+        answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
+        didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat.
+        """
+        lost = False
+        for attempt in range(1, tries + 1):
+            try:
+                return self._once(work)
+            except Exception as error:
+                lost = lost or isinstance(error, CommitUnknown)
+                if isinstance(error, CommitUnknown):
+                    _pause(attempt)
+                # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
+                # the very thing that this try met.
+                if lost and settle and (settled := self._settled(settle)) is not None:
+                    return settled
+                if isinstance(error, CommitUnknown):
+                    if attempt == tries:
+                        raise error.cause from error
+                elif attempt == tries or not _worth_repeating(error):
+                    raise
+                else:
+                    _pause(attempt)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def look(self, work: Callable[[Session], T]) -> T:
+        """What `work` reads in a session of its own; once more where the connection turned out to be cut."""
+        try:
+            return self._look(work)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            return self._look(work)
+
+    def answers(self) -> bool:
+        """Whether the database can be asked anything now."""
+        try:
+            self.look(lambda session: session.execute(select(1)))
+        except SQLAlchemyError:
+            return False
+        return True
+
+    def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
+        """What `settle` reads, once the database can be asked: as often as a write is tried."""
+        for attempt in range(1, TRIES):
+            try:
+                return self._look(settle)
+            except DBAPIError:
+                _pause(attempt)
+        return self._look(settle)
+
+    def _look(self, work: Callable[[Session], T]) -> T:
+        with self._read() as session:
+            return work(session)
+
+    def _once(self, work: Callable[[Session], T]) -> T:
+        with self._write() as session:
+            result = work(session)
+            session.flush()
+            try:
+                session.commit()
+            except DBAPIError as error:
+                if error.connection_invalidated:
+                    raise CommitUnknown(error) from error
+                # A COMMIT that failed (SQLite: busy, disk full) may leave its transaction open, which would come back
+                # from the pool with the connection.
+                session.invalidate()
+                raise
+            return result
+
+    def dispose(self) -> None:
+        """Close the pool's connections."""
+        self.engine.dispose()
+
+
+def _for_reading(engine: Engine) -> Engine:
+    """The same engine for sessions that only read. On PostgreSQL without a transaction, which saves two round trips and
+    holds up no vacuum: at READ COMMITTED each statement sees what is committed anyway."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine
+
+
+def savepoint(session: Session) -> Any:
+    """A SAVEPOINT as a context manager, rolled back alone where its block raises."""
+    return session.begin_nested()
+
+
+# Lock wait timeout; deadlock; record has changed since last read; and no such savepoint, which is how a deadlock within
+# one looks, as it rolled back the whole transaction before the savepoint's turn.
+_MYSQL_REPEAT = frozenset({1205, 1213, 1020, 1305})
+_POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
+
+
+def _pause(attempt: int) -> None:
+    """Wait before the next try, longer each time, and not as long as whoever we met."""
+    time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (attempt - 1))
+
+
+def _worth_repeating(error: Exception) -> bool:
+    """Whether the database says that the same work may succeed at another try."""
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    original = error.orig
+    if getattr(original, "sqlstate", None) in _POSTGRES_REPEAT:
+        return True
+    arguments = getattr(original, "args", ()) or ("",)
+    return arguments[0] in _MYSQL_REPEAT or "database is locked" in str(arguments[0])

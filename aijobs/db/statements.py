@@ -1,0 +1,138 @@
+"""Statements without objects. Those of a job's way (lock, end, history) are put together once; only values change.
+
+To put a statement together costs a worker several times what it costs to send it: the greater part of a job, where
+the work itself is waiting. So what is the same each time (the columns, the conditions, SQL expressions such as the
+clock's now) makes a statement that is kept, and what differs are parameters. An expression is the same where it is the
+same object: one that is made for each call is right too, and costs what putting together costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from sqlalchemy import (
+    ClauseElement,
+    ColumnElement,
+    CursorResult,
+    Delete,
+    Executable,
+    Insert,
+    Table,
+    Update,
+    insert,
+    update,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import Session
+
+from aijobs.db.database import MYSQL, Base
+
+KEPT = 256
+"""So many statements of a kind are kept, those used last: of a job's way there are a dozen. The rest is room for such
+as hold an expression made for one call, which come and go."""
+
+Expressions = tuple[tuple[str, ClauseElement], ...]
+"""What columns are set to by the database itself, by their names."""
+
+
+def change_rows(session: Session, statement: Update | Delete) -> int:
+    """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
+
+    Objects that the session holds are not brought up to date: read again what is needed.
+    """
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    return cast("CursorResult[Any]", result).rowcount
+
+
+def change_by(
+    session: Session, model: type[Base], /, *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
+) -> int:
+    """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`. `TypeError` for a
+    column that isn't there, as of all that follow.
+    """
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    return _run(session, _update(table, where, expressions), {**plain, **of}).rowcount
+
+
+def read_rows(session: Session, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
+    """The rows of a SELECT that is kept by its caller, and whose `bindparam`s are given by `of`. Of columns alone: this
+    is `Session.execute` without an ORM's work, so that a model would come as its bare columns."""
+    return _run(session, statement, of)
+
+
+def insert_row(session: Session, model: type[Base], /, **values: Any) -> None:
+    """Insert a row that nobody needs as an object."""
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    _run(session, _insert(table, expressions), plain)
+
+
+def insert_rows(session: Session, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows of plain values for the same columns, which nobody needs as objects; none is nothing."""
+    if rows:
+        table = _table(model)
+        _refuse_unknown(table, rows[0])
+        # One row goes as one, which most are: a driver's way for many is dearer.
+        _run(session, _insert(table, ()), rows if len(rows) > 1 else rows[0])
+
+
+def insert_if_absent(session: Session, model: type[Base], key: str, /, **values: Any) -> None:
+    """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
+    table = _table(model)
+    expressions, plain = _apart(table, values)
+    _run(session, _insert_if_absent(session.get_bind().dialect.name, table, key, expressions), plain)
+
+
+def _run(
+    session: Session, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> CursorResult[Any]:
+    # `Session.execute` would flush too, but would then do an ORM's work for a statement that needs none.
+    if session.autoflush:
+        session.flush()
+    return session.connection().execute(statement, values)
+
+
+def _table(model: type[Base]) -> Table:
+    return cast(Table, model.__table__)
+
+
+def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
+    """A parameter of no column would be left out without a word."""
+    if unknown := [name for name in names if name not in table.c]:
+        raise TypeError(f"{table.name} has no column {', '.join(unknown)}")
+
+
+def _apart(table: Table, values: Mapping[str, Any]) -> tuple[Expressions, dict[str, Any]]:
+    """What is part of the statement, and what are its parameters."""
+    _refuse_unknown(table, values)
+    expressions = tuple((name, value) for name, value in values.items() if isinstance(value, ClauseElement))
+    return expressions, {name: value for name, value in values.items() if not isinstance(value, ClauseElement)}
+
+
+@lru_cache(KEPT)
+def _update(table: Table, where: tuple[ColumnElement[bool], ...], expressions: Expressions) -> Update:
+    return update(table).where(*where).values(dict(expressions))
+
+
+@lru_cache(KEPT)
+def _insert(table: Table, expressions: Expressions) -> Insert:
+    return insert(table).values(dict(expressions))
+
+
+@lru_cache(KEPT)
+def _insert_if_absent(dialect: str, table: Table, key: str, expressions: Expressions) -> Insert:
+    values = dict(expressions)
+    if dialect in MYSQL:
+        # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
+        return mysql.insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
+    # Imported here: who speaks another starts the sooner without it. (MySQL's is there for its column types.)
+    if dialect == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])

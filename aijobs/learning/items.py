@@ -1,0 +1,94 @@
+"""Rules that the items of every job type's answer share: what may be shown, what repeats, how many must
+remain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import TypeVar
+
+from aijobs.ai.output import AnswerInvalid
+from aijobs.errors import JobError
+from aijobs.learning.grounding import fold
+
+KEPT_SHARE = 0.6
+"""The part of the items asked for that has to pass the checks."""
+
+T = TypeVar("T")
+
+_MARKUP = re.compile(r"<(?:/?[a-z][^<>]*|!--.*?--|![a-z][^<>]*)>", re.IGNORECASE | re.DOTALL)
+_LATIN_WORD = re.compile(r"[^\W_\u3400-\u9fff]+(?:[-'][^\W_\u3400-\u9fff]+)*")
+_IDEOGRAPHS = re.compile(r"[\u3400-\u9fff]+")
+_SAYS_NOTHING = re.compile(r"什么|哪些|哪|是|的|了|吗|指")
+_STOP_WORDS = frozenset("a an the is are was were be of in on at to and or what who which does do did".split())
+_SHORT, _ALIKE = 10, 0.9
+
+
+def text_fault(text: str, limit: int) -> str | None:
+    """What is wrong with a text that learners will read, or None: blank, too long, control characters,
+    markup.
+    """
+    if not text.strip():
+        return "is blank"
+    if len(text) > limit:
+        return f"is longer than {limit} characters"
+    if any(unicodedata.category(character) == "Cc" and character not in "\n\t" for character in text):
+        return "has control characters"
+    if _MARKUP.search(text):
+        return "has HTML in it"
+    return None
+
+
+def asks_the_same(one: str, other: str) -> bool:
+    """Whether two texts are near duplicates: the same words that matter, or long and nearly so.
+
+    Short texts must agree in each word, since "Henry VII" and "Henry VIII" are two questions; a number that
+    differs makes any two texts different.
+    """
+    mine, theirs = _features(one), _features(other)
+    if mine == theirs:
+        return True
+    if min(len(mine), len(theirs)) < _SHORT:
+        return False
+    if any(any(character.isdigit() for character in feature) for feature in mine ^ theirs):
+        return False
+    return len(mine & theirs) / len(mine | theirs) >= _ALIKE
+
+
+def _features(text: str) -> frozenset[str]:
+    words = {word for word in (fold(w) for w in _LATIN_WORD.findall(text)) if word not in _STOP_WORDS}
+    pairs = {
+        run[i : i + 2] for run in _IDEOGRAPHS.findall(_SAYS_NOTHING.sub("", text)) for i in range(max(1, len(run) - 1))
+    }
+    return frozenset(words | pairs)
+
+
+def shuffled(items: Sequence[T], job_id: str) -> list[T]:
+    """`items` in an order that tells nothing and is the same each time: by the hash of job and index."""
+
+    def place(index: int) -> bytes:
+        return hashlib.sha256(f"{job_id}:{index}".encode()).digest()
+
+    return [items[index] for index in sorted(range(len(items)), key=place)]
+
+
+def require_enough(kept: int, asked_for: int, reasons: Sequence[str]) -> None:
+    """Raise VALIDATION_OUTPUT_SEMANTICS, naming the commonest reasons, unless enough items remain."""
+    if kept >= max(1, math.ceil(KEPT_SHARE * asked_for)):
+        return
+    by_count = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))
+    raise JobError(
+        "VALIDATION_OUTPUT_SEMANTICS",
+        f"{kept} of {asked_for} items passed the checks: {'; '.join(by_count[:5]) or 'there were none'}",
+        faults=by_count or ["the answer had no items"],
+    )
+
+
+def schema_faults(errors: Sequence[tuple[str, str]]) -> AnswerInvalid:
+    """The error for an answer that breaks its schema, from (field path, what is wrong) pairs."""
+    faults = [f"{field}: {message}" for field, message in errors][:5]
+    return AnswerInvalid("VALIDATION_OUTPUT_SCHEMA", "; ".join(faults), faults)

@@ -1,0 +1,350 @@
+"""Everything on one machine: embedded broker, schema, web and the three consumers, for `aijobs up` and `demo`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from sqlalchemy.orm import Session
+
+from aijobs.db.clock import DatabaseClock
+from aijobs.db.engines import build_engine
+from aijobs.db.schema import upgrade
+from aijobs.errors import AijobsError, BrokerUnavailable
+from aijobs.local.embedded import EmbeddedBroker
+from aijobs.local.supervisor import ChildDied, ChildSpec, Supervisor
+from aijobs.queues.broker import RedisBroker
+from aijobs.queues.presence import PresenceReader
+from aijobs.settings import Settings
+from aijobs.wiring import build_credential_store
+
+UP_FILE = "up.pid"
+LOG_FOLDER = "logs"
+READY_TIMEOUT_S = 30.0
+WEB_GRACE_S = 10
+RECEIVE_TIMEOUT_S = 10
+"""How long the web process waits for the next part of a request that has begun."""
+_LOOK_S = 0.1
+_NEXT_PORTS = 20
+
+MAINTENANCE = "maintenance"
+CONSUMERS = (("interactive", 2), ("background", 1), (MAINTENANCE, 1))
+"""The consumers by their names in `aijobs.workers`, and how many threads each has."""
+
+
+class AlreadyUp(AijobsError):
+    """Another process runs the station of this instance; `url` is where it answers."""
+
+    def __init__(self, pid: int, url: str, instance_path: Path) -> None:
+        super().__init__(f"aijobs is up already for {instance_path}: process {pid}, {url}")
+        self.url = url
+
+
+class Stopped(AijobsError):
+    """Somebody asked for the end before the start was over."""
+
+
+_PIECE_S = 0.2
+
+
+class StopRequests:
+    """Ctrl-C, SIGTERM and a closed terminal: the first asks to stop, the second to hurry."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._asked = threading.Event()
+
+    @property
+    def asked(self) -> bool:
+        return self._count > 0
+
+    @property
+    def hurried(self) -> bool:
+        return self._count > 1
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for the first; whether it has come.
+
+        In short pieces: a signal that the system gives to another thread wakes nobody here, and is seen only when this
+        thread goes on.
+        """
+        until = time.monotonic() + seconds
+        while not self._asked.wait(max(0.0, min(until - time.monotonic(), _PIECE_S))):
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        self._asked.set()
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequests]:
+        """Take the signals, and give them back at the end."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class InstanceLock:
+    """One station for one `instance/`. The kernel frees it with the process, so that it is never stale."""
+
+    def __init__(self, instance_path: Path) -> None:
+        self._instance_path = instance_path
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """`AlreadyUp` where another process holds it."""
+        self._instance_path.mkdir(parents=True, exist_ok=True)
+        file = (self._instance_path / UP_FILE).open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            pid, url = _read_up_file(file.read())
+            file.close()
+            raise AlreadyUp(pid, url, self._instance_path) from None
+        self._file = file
+
+    def tell(self, url: str) -> None:
+        """Write down who holds it and where it answers."""
+        assert self._file is not None
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n{url}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Harmless where it isn't held."""
+        if self._file is not None:
+            self._file.truncate(0)
+            self._file.close()
+            self._file = None
+
+
+def _read_up_file(text: str) -> tuple[int, str]:
+    pid, _, url = text.strip().partition("\n")
+    return (int(pid) if pid.isdigit() else 0), url or "still starting"
+
+
+def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
+    """A listening socket, handed to the web process, so that the port stays ours while that one restarts.
+
+    Where the port is taken and `may_differ`: the next free one. `AijobsError` else.
+    """
+    ports = (port, *range(port + 1, port + _NEXT_PORTS), 0) if may_differ and port else (port,)
+    for number in ports:
+        try:
+            listener = socket.create_server((host, number), family=_family(host), backlog=512)
+        except OSError as error:
+            refusal = error
+        else:
+            # Connections inherit it. A request that never ends would hold one of the web process's threads for good.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_TIMEOUT_S, 0))
+            return listener
+    # A number below zero is a name that can't be resolved.
+    why = os.strerror(refusal.errno) if refusal.errno and refusal.errno > 0 else refusal.strerror
+    raise AijobsError(f"can't listen on {host}:{port}: {why}")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the web process is reached from this machine."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+class Station:
+    """Use as a context manager: at its start everything runs and answers, at its end nothing is left."""
+
+    def __init__(
+        self, settings: Settings, stop: StopRequests, say: Callable[[str], None], *, port: int | None = None
+    ) -> None:
+        """`port` 0: any free one; None: that of the settings, or the next free one where it is the default."""
+        self._settings, self._stop, self._say, self._port = settings, stop, say, port
+        self._lock = InstanceLock(settings.instance_path)
+        self._broker = None if settings.redis_url else EmbeddedBroker(settings.instance_path)
+        self._socket: socket.socket | None = None
+        log_folder = settings.instance_path / LOG_FOLDER
+        self._web = Supervisor(log_folder, say)
+        self._consumers = Supervisor(log_folder, say)
+        self.place = Place(settings.bind, settings.port)
+
+    def open(self) -> None:
+        """Start everything and wait until it answers; whatever was started is stopped where that fails.
+
+        `AlreadyUp` where another process does the same for this instance; `Stopped`; `AijobsError` in one line.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Station:
+        if self._socket is None:
+            self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._lock.take()
+        self._socket = self._listen()
+        self.place = Place(self._settings.bind, self._socket.getsockname()[1])
+        self._lock.tell(self.place.url)
+        self._start_broker()
+        self._prepare_database()
+        self._web.start(self._web_spec(self._socket.fileno()))
+        for name, threads in CONSUMERS:
+            self._consumers.start(self._consumer_spec(name, threads))
+        self._wait_until_it_answers()
+
+    def _listen(self) -> socket.socket:
+        wanted = self._settings.port if self._port is None else self._port
+        default = self._settings.port == Settings.port
+        found = listen(self._settings.bind, wanted, may_differ=default and self._port is None)
+        port = found.getsockname()[1]
+        if wanted not in (0, port):
+            self._say(f"Port {wanted} is taken; using {port}.")
+        return found
+
+    def _start_broker(self) -> None:
+        if self._broker is not None:
+            self._broker.start()
+        else:
+            RedisBroker.from_settings(self._settings).ping()
+
+    def _prepare_database(self) -> None:
+        """The schema made, and the ring of keys held against what is stored: here it is one line, not a dead child."""
+        engine = build_engine(self._settings.database_url)
+        try:
+            upgrade(engine)
+            with Session(engine) as session:
+                build_credential_store(self._settings, DatabaseClock()).check_ring(session)
+        finally:
+            engine.dispose()
+
+    def _web_spec(self, descriptor: int) -> ChildSpec:
+        command = [
+            *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{descriptor}"),
+            *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
+            *("--graceful-timeout", str(WEB_GRACE_S), "--no-control-socket", "--log-level", "warning"),
+            # Our settings know where it listens and were checked; it would refuse to start without a word.
+            *("--env", f"AIJOBS_ENV={self._settings.env}"),
+            "aijobs.web.wsgi:app",
+        ]
+        return ChildSpec("web", command, stop_timeout_s=WEB_GRACE_S + 5, inherit_fds=(descriptor,))
+
+    def _consumer_spec(self, name: str, threads: int) -> ChildSpec:
+        command = [
+            *(sys.executable, "-m", "huey.bin.huey_consumer"),
+            *(f"aijobs.workers.{name}", "-w", str(threads)),
+        ]
+        return ChildSpec(name, command, stop_timeout_s=self._settings.shutdown_grace_s + 10)
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not (self._answers() and self._workers_are_there()):
+            if self._stop.asked:
+                raise Stopped("stopped while starting")
+            try:
+                self._web.require_alive()
+                self._consumers.require_alive()
+            except ChildDied as death:
+                raise AijobsError(str(death)) from None
+            if time.monotonic() > deadline:
+                logs = self._settings.instance_path / LOG_FOLDER
+                raise AijobsError(f"web and workers aren't ready after {READY_TIMEOUT_S:g} s (see {logs})")
+            self._stop.wait(_LOOK_S)
+
+    def _answers(self) -> bool:
+        return answers(self.place.url, timeout_s=1.0)
+
+    def _workers_are_there(self) -> bool:
+        """Whether the consumers of jobs have said hello, so that what is asked for now is done at once."""
+        broker = RedisBroker.from_settings(self._settings)
+        try:
+            present = {worker.pid for worker in PresenceReader(broker.client).read()}
+        except BrokerUnavailable:
+            return False
+        finally:
+            broker.client.close()
+        return all(child.pid in present for child in self._consumers.children if child.spec.name != MAINTENANCE)
+
+    def supervise(self) -> None:
+        """Keep everything alive until a stop is asked for."""
+        while not self._stop.wait(2 * _LOOK_S):
+            self.look_after()
+
+    def look_after(self) -> None:
+        """One look at everything; call it a few times a second."""
+        if self._broker is not None and not _is_alive(self._broker.pid):
+            self._say("the embedded broker ended; starting everything again with a new one")
+            self._stop_children()
+            self._broker.stop()
+            self._broker.start()
+            assert self._socket is not None
+            self._web.start(self._web_spec(self._socket.fileno()))
+            for name, threads in CONSUMERS:
+                self._consumers.start(self._consumer_spec(name, threads))
+        self._web.revive()
+        self._consumers.revive()
+
+    def close(self) -> None:
+        """Stop web, consumers and broker, in this order; by force where a second signal says so."""
+        self._stop_children()
+        if self._broker is not None:
+            self._broker.stop()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._lock.release()
+
+    def _stop_children(self) -> None:
+        self._web.stop(lambda: self._stop.hurried)
+        self._consumers.stop(lambda: self._stop.hurried)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def answers(url: str, timeout_s: float) -> bool:
+    """Whether a web process of ours answers there and says that it is well."""
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=timeout_s) as answer:  # noqa: S310 - our own address
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False

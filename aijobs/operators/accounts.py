@@ -1,0 +1,117 @@
+"""Operators and their tokens: made, disabled and enabled, given a new password, revoked. Each with its audit row.
+
+The row and what it tells of are one transaction. The functions are given the session; those that change an operator
+who isn't there raise `NoSuchOperator`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from aijobs.clock import iso, utc_now
+from aijobs.errors import AijobsError
+from aijobs.operators.audit import OPERATOR as TARGET
+from aijobs.operators.audit import AuditTrail
+from aijobs.operators.models import Operator, OperatorToken
+
+LONGEST_USERNAME = 100
+
+
+class NoSuchOperator(AijobsError):
+    """There is no such operator, or none with such a token."""
+
+
+def is_username(text: str) -> bool:
+    """Whether somebody may be called so: 1–100 characters, no control character, no space at either end."""
+    return 1 <= len(text) <= LONGEST_USERNAME and text == text.strip() and text.isprintable()
+
+
+def find_operator(session: Session, username: str) -> Operator | None:
+    """The operator of that name; what can be nobody's name is not looked up."""
+    return session.scalar(select(Operator).where(Operator.username == username)) if is_username(username) else None
+
+
+def get_operator(session: Session, username: str) -> Operator:
+    """The operator of that name; `NoSuchOperator`."""
+    operator = find_operator(session, username)
+    if operator is None:
+        raise NoSuchOperator(f"there is no operator {username!r}")
+    return operator
+
+
+def create_operator(session: Session, trail: AuditTrail, username: str, password_hash: str, role: str) -> Operator:
+    """Insert an operator. `IntegrityError` where the name is taken."""
+    operator = Operator(username=username, password_hash=password_hash, role=role, created_at=utc_now())
+    operator.active = True
+    session.add(operator)
+    session.flush()
+    session.add(trail.row("operator.create", TARGET, username, after=_state(operator)))
+    return operator
+
+
+def set_active(session: Session, trail: AuditTrail, username: str, active: bool) -> bool:
+    """Disable an operator, which ends sessions and makes tokens worthless at once, or enable one; whether it changed.
+
+    Tokens that weren't revoked are good again when their operator is enabled; sessions are not.
+    """
+    operator = get_operator(session, username)
+    if operator.active == active:
+        return False
+    before = _state(operator)
+    operator.active = active
+    if not active:
+        operator.session_version += 1
+    action = "operator.enable" if active else "operator.disable"
+    session.add(trail.row(action, TARGET, username, before=before, after=_state(operator)))
+    return True
+
+
+def set_password(session: Session, trail: AuditTrail, username: str, password_hash: str) -> None:
+    """A new password, which ends the sessions that were begun with the old one. Tokens stay."""
+    operator = get_operator(session, username)
+    operator.password_hash = password_hash
+    operator.session_version += 1
+    session.add(trail.row("operator.password", TARGET, username, after={"sessionsEnded": True}))
+
+
+def add_token(
+    session: Session, trail: AuditTrail, username: str, digest: str, label: str, expires_at: datetime
+) -> OperatorToken:
+    """Insert a token of an operator, of which the digest alone is kept. `NoSuchOperator` for a disabled one too."""
+    operator = get_operator(session, username)
+    if not operator.active:
+        raise NoSuchOperator(f"operator {username!r} is disabled")
+    token = OperatorToken(
+        operator_id=operator.id, token_hash=digest, label=label, created_at=utc_now(), expires_at=expires_at
+    )
+    session.add(token)
+    session.flush()
+    told = {"tokenId": token.id, "label": label, "expiresAt": iso(expires_at)}
+    session.add(trail.row("operator.token", TARGET, username, after=told))
+    return token
+
+
+def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: str | None) -> int:
+    """Revoke one token of an operator, or (None) all; how many were good until now.
+
+    `NoSuchOperator` where the operator has no such token.
+    """
+    operator = get_operator(session, username)
+    tokens = session.scalars(select(OperatorToken).where(OperatorToken.operator_id == operator.id)).all()
+    meant = [token for token in tokens if token_id in (None, token.id)]
+    if token_id is not None and not meant:
+        raise NoSuchOperator(f"operator {username!r} has no token {token_id!r}")
+    good = [token for token in meant if token.revoked_at is None]
+    for token in good:
+        token.revoked_at = utc_now()
+        told = {"tokenId": token.id, "label": token.label}
+        session.add(trail.row("operator.revoke_token", TARGET, username, after=told))
+    return len(good)
+
+
+def _state(operator: Operator) -> dict[str, Any]:
+    return {"role": operator.role, "active": operator.active}
