@@ -185,3 +185,9 @@ def _parse_int(digits: str) -> int:
     if len(digits) > 17 or abs(int(digits)) > MAX_INTEGER:
         raise NotJson("the answer has a number that is too large")
     return int(digits)
+
+
+def schema_faults(errors: Sequence[tuple[str, str]]) -> AnswerInvalid:
+    """The error for an answer that breaks its schema, from (field path, what is wrong) pairs."""
+    faults = [f"{field}: {message}" for field, message in errors][:5]
+    return AnswerInvalid("VALIDATION_OUTPUT_SCHEMA", "; ".join(faults), faults)

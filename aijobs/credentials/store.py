@@ -9,7 +9,7 @@ from typing import Protocol
 from sqlalchemy import Update, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.models import UserModelCredential
 from aijobs.credentials.vault import CredentialVault, Place, Sealed, SealedKey
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.statements import change_rows

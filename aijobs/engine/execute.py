@@ -16,7 +16,7 @@ from aijobs.ai.billing.cost import CostCalculator
 from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.billing.usage import UsageLog
 from aijobs.ai.calling.gateway import AiGateway
-from aijobs.ai.output import read_answer
+from aijobs.ai.output import read_answer, schema_faults
 from aijobs.ai.provider import GenerateRequest, Moderator, Route
 from aijobs.canonical import canonical_hash, find_faults
 from aijobs.db.database import Database
@@ -30,7 +30,6 @@ from aijobs.errors import ProvidersBusy
 from aijobs.jobs.changes import saved
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
-from aijobs.learning.items import schema_faults
 from aijobs.logs import Outage, get_logger
 from aijobs.validation import find_schema_faults, plain_location, plain_path
 

@@ -21,10 +21,9 @@ from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResul
 from aijobs.jobs.snapshots import read_content
 from aijobs.learning.grounding import FoldedText, fold, fold_segments, occurs, script_of
 from aijobs.learning.items import asks_the_same, require_enough, shuffled, text_fault
-from aijobs.learning.models import Flashcard
+from aijobs.learning.models import FLASHCARD_GENERATION, Flashcard
 from aijobs.learning.notes import NotesInput
 
-JOB_TYPE = "flashcard_generation"
 ARTIFACT_TYPE = "Flashcard"
 MAX_CARDS = 50
 MAX_SIDE, MAX_QUOTE, MAX_TAG, MAX_TAGS, MAX_EVIDENCE = 1000, 1000, 40, 8, 5
@@ -245,7 +244,7 @@ class FlashcardProjector:
 PROJECTOR = FlashcardProjector()
 
 DEFINITION = d.JobDefinition(
-    job_type=JOB_TYPE,
+    job_type=FLASHCARD_GENERATION,
     metadata=d.Metadata(
         label="Flashcards",
         description="Makes flashcards from a learner's notes, each with the quote that it comes from.",
@@ -266,7 +265,7 @@ DEFINITION = d.JobDefinition(
     credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
     security=d.Security(content_safety_check=True, output_redaction=True),
     projector=PROJECTOR.key,
-    prompt=d.PromptRef(JOB_TYPE, "v1"),
+    prompt=d.PromptRef(FLASHCARD_GENERATION, "v1"),
 )
 
 _QUOTE = "Osmosis is the movement of water across a partially permeable membrane."

@@ -41,9 +41,9 @@ from aijobs.jobs.changes import (
 from aijobs.jobs.claim import Claim, JobErrorInfo, KnownJob, Lease, Locked, LockedRow, claim_of
 from aijobs.jobs.fairness import HELD_WITH, HOLDERS, FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
-from aijobs.jobs.models import AiJob, AiJobSnapshot, QueuePause
+from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
-from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.outbox.repository import SEEN_EVENT, OutboxRepository, SeenEvent
 
 __all__ = ["DUE_AT", "Claim", "JobErrorInfo", "Lease", "LifecycleRepository", "Locked", "claim_of"]

@@ -206,17 +206,6 @@ class QuotaReservation(Base):
     cost_micros: Mapped[int] = mapped_column(BigInteger)
 
 
-class QueuePause(Base):
-    """A queue that takes no new job, why, and by whom it was paused. `lock_job` and the dispatcher read it."""
-
-    __tablename__ = "queue_pauses"
-
-    queue_name: Mapped[str] = mapped_column(Key(32), primary_key=True)
-    reason: Mapped[str] = mapped_column(String(500))
-    paused_by: Mapped[str] = mapped_column(String(300))
-    paused_at: Mapped[datetime] = mapped_column(UtcDateTime)
-
-
 class PassRun(Base):
     """How a pass of the maintenance consumers last went, in whichever process it ran."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.models import UserModelCredential
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition

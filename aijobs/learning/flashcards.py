@@ -16,11 +16,10 @@ from aijobs.clock import iso
 from aijobs.db.database import Database
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
-from aijobs.job_types.flashcard_generation import JOB_TYPE
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
-from aijobs.learning.models import Flashcard
+from aijobs.learning.models import FLASHCARD_GENERATION, Flashcard
 
 TARGET_TYPE = "note"
 RULES, MODEL = "rules", "model"
@@ -56,7 +55,7 @@ class FlashcardService:
         return self._jobs.create_job(
             CreateJobInput(
                 user_id=user_id,
-                job_type=JOB_TYPE,
+                job_type=FLASHCARD_GENERATION,
                 target_type=TARGET_TYPE,
                 # What isn't a text is named by the input's schema, as `source.id`.
                 target_id=note if isinstance(note, str) else "-",
@@ -73,7 +72,7 @@ class FlashcardService:
         """
         with self._database.read() as session:
             job = session.get(AiJob, job_id)
-            if job is None or job.user_id != user_id or job.job_type != JOB_TYPE:
+            if job is None or job.user_id != user_id or job.job_type != FLASHCARD_GENERATION:
                 raise ApiError("JOB_NOT_FOUND")
             newest = newest_of_chain(session, job.root_id)
             if newest is None:  # Its retention was over in this very moment.

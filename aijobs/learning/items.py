@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar
 
-from aijobs.ai.output import AnswerInvalid
 from aijobs.errors import JobError
 from aijobs.learning.grounding import fold
 
@@ -86,9 +85,3 @@ def require_enough(kept: int, asked_for: int, reasons: Sequence[str]) -> None:
         f"{kept} of {asked_for} items passed the checks: {'; '.join(by_count[:5]) or 'there were none'}",
         faults=by_count or ["the answer had no items"],
     )
-
-
-def schema_faults(errors: Sequence[tuple[str, str]]) -> AnswerInvalid:
-    """The error for an answer that breaks its schema, from (field path, what is wrong) pairs."""
-    faults = [f"{field}: {message}" for field, message in errors][:5]
-    return AnswerInvalid("VALIDATION_OUTPUT_SCHEMA", "; ".join(faults), faults)

@@ -11,6 +11,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 from aijobs.db.database import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
 from aijobs.ids import new_id
 
+FLASHCARD_GENERATION = "flashcard_generation"
+"""The job type that writes `flashcards`."""
+
 
 class Flashcard(Base):
     """One card: `basic` with front and back, or `cloze` with a text that holds `{{c1::…}}` gaps.

@@ -14,9 +14,9 @@ from aijobs.ai.models import STARTED, AiUsageLog
 from aijobs.db.clock import Clock
 from aijobs.definitions.registry import TIMEOUT_MS
 from aijobs.jobs.history import WORKER
-from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone, QueuePause
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
-from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent
+from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent, QueuePause
 from aijobs.settings import Settings
 
 PROMISES = {

@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 from aijobs.db.clock import Clock
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.views import Count, QueuePaused, QueueStatus
 from aijobs.monitor.workers import PresenceSource, is_late
+from aijobs.outbox.models import QueuePause
 
 
 class QueueDepths(Protocol):

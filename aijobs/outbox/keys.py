@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from typing import Protocol
 
 MAX_LENGTH = 700
@@ -15,6 +16,15 @@ class KeyedJob(Protocol):
     job_type: str
     user_id: str
     idempotency_key: str | None
+
+
+class EnqueuedJob(KeyedJob, Protocol):
+    """The fields of a job that its enqueue event and its broker message copy."""
+
+    queue_name: str
+    priority: int
+    attempt_no: int
+    created_at: datetime
 
 
 def _escaped(part: str) -> str:

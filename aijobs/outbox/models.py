@@ -60,3 +60,14 @@ class OutboxEvent(Base):
         Index("ix_outbox_events_errors", "last_error", "id"),
         TABLE_OPTIONS,
     )
+
+
+class QueuePause(Base):
+    """A queue that takes no new job, why, and by whom it was paused. `lock_job` and the dispatcher read it."""
+
+    __tablename__ = "queue_pauses"
+
+    queue_name: Mapped[str] = mapped_column(Key(32), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(500))
+    paused_by: Mapped[str] = mapped_column(String(300))
+    paused_at: Mapped[datetime] = mapped_column(UtcDateTime)

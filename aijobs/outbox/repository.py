@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -11,10 +11,19 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
 from aijobs.db.statements import change_rows, insert_if_absent, read_rows
-from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.logs import LoggedJob
-from aijobs.outbox.keys import end_key, enqueue_key
-from aijobs.outbox.models import AGGREGATE, DEAD, END_EVENTS, ENQUEUE, PENDING, PROCESSING, PUBLISHED, OutboxEvent
+from aijobs.outbox.keys import EnqueuedJob, end_key, enqueue_key
+from aijobs.outbox.models import (
+    AGGREGATE,
+    DEAD,
+    END_EVENTS,
+    ENQUEUE,
+    PENDING,
+    PROCESSING,
+    PUBLISHED,
+    OutboxEvent,
+    QueuePause,
+)
 from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, digest, microseconds
 from aijobs.settings import KeyRing
 
@@ -38,7 +47,7 @@ class SeenEvent(NamedTuple):
     dedupe_key: str | None
 
 
-def outgoing(event: OutboxEvent, job: AiJob) -> OutgoingMessage:
+def outgoing(event: OutboxEvent, job: EnqueuedJob) -> OutgoingMessage:
     """The broker message of an enqueue event: the same bytes each time, whoever sends it."""
     return OutgoingMessage(
         event_id=event.id,
@@ -85,7 +94,7 @@ class OutboxRepository:
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
 
     def add_enqueue(
-        self, session: Session, job: AiJob, available_at: datetime | ColumnElement[datetime] | None = None
+        self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
     ) -> OutboxEvent:
         """Ask for the job's next attempt, at `available_at` (now)."""
         return self.create_in_transaction(
@@ -134,7 +143,7 @@ class OutboxRepository:
         )
 
     def find_asking(
-        self, session: Session, job: AiJob, attempt: int, seen: SeenEvent | None = None
+        self, session: Session, job: EnqueuedJob, attempt: int, seen: SeenEvent | None = None
     ) -> SeenEvent | None:
         """The event that asks for the job's `attempt`, None where there is none; `seen`, where that is it."""
         key = enqueue_key(job, attempt)
@@ -144,7 +153,7 @@ class OutboxRepository:
         return None if row is None else SeenEvent._make(row)
 
     def settle_enqueue(
-        self, session: Session, job: AiJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
+        self, session: Session, job: EnqueuedJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
     ) -> str | None:
         """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
 
@@ -216,15 +225,10 @@ class OutboxRepository:
         )
         return list(claimed.scalars())
 
-    def enqueue_event(self, session: Session, job: AiJob) -> OutboxEvent | None:
+    def enqueue_event(self, session: Session, job: EnqueuedJob) -> OutboxEvent | None:
         """The event that asks for the job's next attempt, or None where there is none."""
         key = enqueue_key(job, job.attempt_no + 1)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar()
-
-    def jobs_of(self, session: Session, events: Sequence[OutboxEvent]) -> dict[str, AiJob]:
-        """The jobs that these events speak of, by id."""
-        ids = {event.aggregate_id for event in events}
-        return {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
 
     def find_expired_claims(
         self, session: Session, ttl: timedelta, limit: int, after: tuple[datetime, str] | None = None

@@ -20,9 +20,10 @@ def slot_key(provider: str, number: int | str) -> str:
 
 
 class RedisCallSlots:
-    """See `aijobs.ai.calling.slots.CallSlots`. A token is the slot's number and its holder: a process, and a name that no other
-    call has. What a process of this host held that is gone is free at once, as its jobs are: they are started again at
-    once, and would find their own old calls in the way.
+    """See `aijobs.ai.calling.slots.CallSlots`.
+
+    A token is the slot's number and its holder: the process, and a name that no other call has. The slots of a dead
+    process of this host are free at once. Its jobs start again at once, and would otherwise wait for their own old calls.
     """
 
     def __init__(self, texts: SharedTexts, instance: InstanceId) -> None:

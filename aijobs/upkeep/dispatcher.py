@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
@@ -134,7 +135,8 @@ class OutboxDispatcher:
         events = self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
         if events:
             with self._database.read() as session:
-                jobs = self._outbox.jobs_of(session, events)
+                ids = {event.aggregate_id for event in events}
+                jobs = {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
             self._deliver(events, jobs, holder)
         return len(events)
 

@@ -15,11 +15,11 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.lifecycle import DUE_AT
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import OPEN, QUEUED
 from aijobs.logs import Outage, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import PUBLISHED, OutboxEvent
+from aijobs.outbox.models import PUBLISHED, OutboxEvent, QueuePause
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.upkeep.dispatcher import Broker
 

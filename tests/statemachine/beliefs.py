@@ -13,11 +13,10 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.database import Base
 from aijobs.definitions.definition import QUEUES
-from aijobs.jobs.models import QueuePause
 from aijobs.jobs.status import FINAL, QUEUED, RUNNING, SUCCEEDED
 from aijobs.monitor.check import RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import DEAD, ENQUEUE
+from aijobs.outbox.models import DEAD, ENQUEUE, QueuePause
 from tests.statemachine.world import JOB_DAYS, Broken, World
 
 _AGES = timedelta(days=36_500)

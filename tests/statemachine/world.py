@@ -38,8 +38,9 @@ from aijobs.engine.settle import Settle
 from aijobs.errors import ApiError, JobError
 from aijobs.ids import InstanceId
 from aijobs.job_types import flashcard_generation, synthetic
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreatedJob, CreateJobInput
+from aijobs.outbox.models import QueuePause
 from aijobs.queues.message import JobMessage, OutgoingMessage
 from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup

@@ -21,9 +21,9 @@ from aijobs.db.database import Base, Database, is_mysql
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo, LifecycleRepository, claim_of
-from aijobs.jobs.models import AiJob, AiJobEvent, QueuePause
+from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
-from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.memory_broker import MemoryBroker
 from aijobs.wiring import Services, build_services

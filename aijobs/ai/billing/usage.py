@@ -6,7 +6,7 @@ Usage alone isn't fenced by the lease: whoever holds the job by then, the money 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -15,7 +15,6 @@ from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.db.clock import Clock
 from aijobs.db.statements import change_rows
 from aijobs.ids import new_id
-from aijobs.jobs.models import AiJob
 
 MAX_PROVIDER, MAX_MODEL, MAX_REASON, MAX_REQUEST_ID = 64, 128, 32, 128
 """Characters that the columns hold."""
@@ -42,6 +41,15 @@ class CallResult:
     request_id: str | None = None
 
 
+class PayingJob(Protocol):
+    """The fields of a job that a usage row copies."""
+
+    id: str
+    user_id: str
+    attempt_no: int
+    credential_mode: str
+
+
 class UsageLog:
     """Opens and closes usage rows in the session it is given."""
 
@@ -51,7 +59,7 @@ class UsageLog:
     def open(
         self,
         session: Session,
-        job: AiJob,
+        job: PayingJob,
         provider: str,
         model: str,
         usage_id: str | None = None,

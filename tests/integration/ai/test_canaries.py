@@ -16,8 +16,8 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from aijobs import cli
-from aijobs.ai.models import UserModelCredential
 from aijobs.ai.providers.openai_compatible import client, refusals
+from aijobs.credentials.models import UserModelCredential
 from aijobs.definitions.projector import ProjectionResult
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation

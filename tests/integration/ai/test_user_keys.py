@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 
 from aijobs import logs
 from aijobs.ai.calling.router import ModelRouter
-from aijobs.ai.models import UserModelCredential
 from aijobs.ai.provider import CancellationToken, GenerateRequest, Route
 from aijobs.credentials import store as credential_store
+from aijobs.credentials.models import UserModelCredential
 from aijobs.credentials.service import MOST_CREDENTIALS
 from aijobs.credentials.store import Credential
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY

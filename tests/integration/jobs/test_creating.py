@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from aijobs.ai.models import UserModelCredential
 from aijobs.canonical import MAX_DEPTH, canonical_bytes, canonical_hash
+from aijobs.credentials.models import UserModelCredential
 from aijobs.errors import InputInvalid, UnknownJobType
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import JobErrorInfo

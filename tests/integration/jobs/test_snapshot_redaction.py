@@ -10,9 +10,9 @@ from sqlalchemy import update
 
 from aijobs.canonical import canonical_bytes, canonical_hash
 from aijobs.errors import ApiError
-from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import AiJobSnapshot
 from aijobs.jobs.service import CreateJobInput
+from aijobs.learning.models import FLASHCARD_GENERATION
 from tests.support.jobs import Kit
 
 CANARIES = ("canary@example.org", "13800138000", "sk-CANARYcanary1234", "hunter2canary", "4111 1111 1111 1111")
@@ -29,7 +29,7 @@ def notes(**changes: Any) -> dict[str, Any]:
 
 
 def request(content: dict[str, Any], key: str | None = None) -> CreateJobInput:
-    return CreateJobInput("u1", flashcard_generation.JOB_TYPE, "note", "note-1", content, key)
+    return CreateJobInput("u1", FLASHCARD_GENERATION, "note", "note-1", content, key)
 
 
 def snapshot(kit: Kit, job_id: str) -> dict[str, Any]:

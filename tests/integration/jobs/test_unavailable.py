@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from aijobs.ai.calling.breaker import scope_of
-from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.models import UserModelCredential
 from aijobs.db.clock import ManualClock
 from aijobs.errors import ApiError
 from aijobs.jobs.lifecycle import JobErrorInfo

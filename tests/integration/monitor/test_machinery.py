@@ -11,8 +11,8 @@ from aijobs.clock import utc_now
 from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
-from aijobs.jobs.models import QueuePause
 from aijobs.monitor.monitor import Monitor
+from aijobs.outbox.models import QueuePause
 from aijobs.queues.presence import WorkerPresence
 from tests.support.rows import BEGIN, add, build_event, build_job, held
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import event, update
 
 from aijobs.ai.calling.router import ModelRouter
-from aijobs.ai.models import UserModelCredential
 from aijobs.ai.provider import CancellationToken, GenerateRequest, Route
+from aijobs.credentials.models import UserModelCredential
 from aijobs.credentials.rotation import CredentialRotation, Rotated
 from aijobs.credentials.store import CredentialStore
 from aijobs.credentials.vault import CredentialVault, Place, Sealed

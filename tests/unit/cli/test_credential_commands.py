@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.models import UserModelCredential
 from aijobs.credentials.service import CredentialService
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database

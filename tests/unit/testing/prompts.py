@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from aijobs.ai.prompts import PromptTemplates
-from aijobs.job_types.flashcard_generation import DEFINITION, JOB_TYPE, SAMPLE_INPUT, Input, Output
+from aijobs.job_types.flashcard_generation import DEFINITION, SAMPLE_INPUT, Input, Output
+from aijobs.learning.models import FLASHCARD_GENERATION
 from aijobs.settings import PACKAGE
 
 _PROMPTS = PromptTemplates([PACKAGE / "job_types" / "prompts"])
@@ -22,7 +23,7 @@ def flashcard_request(changes: Mapping[str, Any] | None = None) -> dict[str, Any
     """A chat completion that asks for flashcards, by the newest prompt."""
     assert DEFINITION.prompt is not None
     prompt = _PROMPTS.render(
-        JOB_TYPE,
+        FLASHCARD_GENERATION,
         DEFINITION.prompt.version,
         {"input": flashcard_input(changes), "output_schema": json.dumps(Output.model_json_schema())},
     )

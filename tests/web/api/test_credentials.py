@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 from sqlalchemy import select, update
 
 from aijobs import logs
-from aijobs.ai.models import UserModelCredential
+from aijobs.credentials.models import UserModelCredential
 from aijobs.db.database import Database
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob

@@ -18,8 +18,8 @@ from aijobs.db.database import Database
 from aijobs.errors import CODES
 from aijobs.ids import InstanceId, new_id
 from aijobs.job_types import flashcard_generation
-from aijobs.jobs.models import QueuePause
 from aijobs.learning.models import Flashcard
+from aijobs.outbox.models import QueuePause
 from aijobs.queues.presence import Presence
 from aijobs.wiring import Services
 from tests.support.rows import (

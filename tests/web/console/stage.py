@@ -14,10 +14,10 @@ from aijobs.clock import utc_now
 from aijobs.db.engines import build_engine
 from aijobs.db.schema import upgrade
 from aijobs.ids import InstanceId
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import Operator
-from aijobs.outbox.models import ENQUEUE, OutboxEvent
+from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.queues.message import JobMessage
 from aijobs.queues.presence import Presence
 from aijobs.settings import Settings
