@@ -23,7 +23,7 @@ class RedisCallSlots:
     """See `aijobs.ai.calling.slots.CallSlots`.
 
     A token is the slot's number and its holder: the process, and a name that no other call has. The slots of a dead
-    process of this host are free at once. Its jobs start again at once, and would otherwise wait for their own old calls.
+    process of this host are free at once: its jobs start again at once, and must not wait for their own old calls.
     """
 
     def __init__(self, texts: SharedTexts, instance: InstanceId) -> None:
