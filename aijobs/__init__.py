@@ -2,6 +2,7 @@
 
 settings      every setting with its default; the only reader of the environment
 errors        every code: how it is answered, whether it is retried, what a person reads
+answers       what JSON answers are made of: a class is row, answer and OpenAPI schema at once
 db            engines, units of work, column types, the schema, and the one clock that judges leases
 jobs          the record: a job's row, its lifecycle, its snapshot, the door through which it is created
 definitions   the rule book: what the engine must know of a job type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from aijobs import answers
 from aijobs.cli.acting import shell_actor
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.cli.terminal import Terminal
@@ -13,7 +14,7 @@ from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.operators.actions import Operating
 from aijobs.web.explanations import WAITS
 from aijobs.web.money import format_money
-from aijobs.web.shapes import waiting
+from aijobs.web.shapes import explained
 
 
 @click.command()
@@ -28,7 +29,9 @@ def job(job_id: str, internal: bool, as_json: bool) -> None:
         detail = services.monitor.get_detail(job_id, internal=internal)
         wait = services.monitor.find_wait(detail)
     if as_json:
-        write_json(to_json(detail) | ({"waiting": waiting(wait)} if wait else {}))
+        shown = to_json(detail)
+        del shown["waiting"]
+        write_json(shown | ({"waiting": answers.to_json(explained(wait))} if wait else {}))
     else:
         _print(Terminal(), detail, wait)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Protocol
+from datetime import timedelta
+from typing import Annotated, Protocol
 
+from pydantic import Field
 from sqlalchemy import Update, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from aijobs.answers import Answer, Maybe, Time, one_of
 from aijobs.credentials.models import UserModelCredential
 from aijobs.credentials.vault import CredentialVault, Place, Sealed, SealedKey
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.statements import change_rows
+from aijobs.definitions.definition import USER_MODES
 from aijobs.errors import SettingsError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
@@ -31,17 +34,17 @@ class KeyedJob(Protocol):
 
 
 @dataclass(frozen=True)
-class Credential:
+class Credential(Answer):
     """A stored key as its user sees it: never the key."""
 
-    id: str
-    user_id: str
-    mode: str
+    id: Annotated[str, Field(serialization_alias="credentialId")]
+    user_id: Annotated[str, Field(exclude=True)]
+    mode: Annotated[str, one_of(USER_MODES)]
     label: str
     last_four: str
-    fingerprint: str
-    created_at: datetime
-    last_used_at: datetime | None
+    fingerprint: Annotated[str, Field(description="Equal for equal keys of yours.")]
+    created_at: Time
+    last_used_at: Annotated[Maybe[Time], Field(description="To the hour.")]
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.catalogue import LOCAL
 from aijobs.ai.models import DONE, AiUsageLog
+from aijobs.answers import Answer, Maybe, Natural, Time, one_of
 from aijobs.canonical import identifier_fault
-from aijobs.clock import iso
 from aijobs.db.database import Database
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
@@ -26,11 +27,49 @@ RULES, MODEL = "rules", "model"
 
 
 @dataclass(frozen=True)
+class Evidence(Answer):
+    """A quote that stands in segment `sid` of the notes, from character `start` to `end`."""
+
+    sid: str
+    quote: str
+    start: Maybe[Natural] = None
+    end: Maybe[Natural] = None
+
+
+@dataclass(frozen=True)
+class CardSource(Answer):
+    """The note that a card was made from."""
+
+    id: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Card(Answer):
+    """A flashcard. What its type has no use for is left out of the answer."""
+
+    schema_name = "Flashcard"
+
+    id: Annotated[str, Field(serialization_alias="flashcardId")]
+    card_type: Annotated[str, one_of(("basic", "cloze"))]
+    front: Maybe[str]
+    back: Maybe[str]
+    text: Maybe[str]
+    hint: Maybe[str]
+    tags: list[str]
+    difficulty: str | None
+    evidence: list[Evidence]
+    lang: str
+    source: CardSource
+    created_at: Time
+
+
+@dataclass(frozen=True)
 class FlashcardSet:
-    """What came of a job: the newest job of its chain, and its cards as the API answers them."""
+    """What came of a job: the newest job of its chain, and its cards."""
 
     job: AiJob
-    cards: list[dict[str, Any]]
+    cards: list[Card]
     made_by: str | None
     """`rules` (from the learner's own text, by no AI model) or `model`; None where nobody answered yet."""
 
@@ -80,7 +119,7 @@ class FlashcardService:
             cards = session.execute(
                 select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
             ).scalars()
-            return FlashcardSet(newest, [_as_json(card) for card in cards], _made_by(session, newest.root_id))
+            return FlashcardSet(newest, [_card(card) for card in cards], _made_by(session, newest.root_id))
 
 
 def _made_by(session: Session, root_id: str) -> str | None:
@@ -111,17 +150,18 @@ def take_credential(body: Mapping[str, Any]) -> tuple[dict[str, Any], Overrides]
     return rest, Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
 
 
-def _as_json(card: Flashcard) -> dict[str, Any]:
-    """A card as the API answers it; what a card's type has no use for is left out."""
-    sides = {name: getattr(card, name) for name in ("front", "back", "text", "hint")}
-    return {
-        "flashcardId": card.id,
-        "cardType": card.card_type,
-        **{name: value for name, value in sides.items() if value is not None},
-        "tags": card.tags,
-        "difficulty": card.difficulty,
-        "evidence": card.evidence,
-        "lang": card.lang,
-        "source": {"id": card.source_id, "title": card.source_title},
-        "createdAt": iso(card.created_at),
-    }
+def _card(card: Flashcard) -> Card:
+    return Card(
+        id=card.id,
+        card_type=card.card_type,
+        front=card.front,
+        back=card.back,
+        text=card.text,
+        hint=card.hint,
+        tags=card.tags,
+        difficulty=card.difficulty,
+        evidence=[Evidence(**quote) for quote in card.evidence],
+        lang=card.lang,
+        source=CardSource(card.source_id, card.source_title),
+        created_at=card.created_at,
+    )

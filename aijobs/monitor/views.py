@@ -1,15 +1,34 @@
-"""What the monitor answers: plain values, no rows of the database."""
+"""What the monitor answers: plain values, no rows of the database. The APIs answer with the same classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, WithJsonSchema, computed_field
 
 from aijobs.ai.calling.breaker import BreakerState
-from aijobs.ai.models import STARTED
-from aijobs.jobs.status import FINAL
+from aijobs.ai.models import STARTED, USAGE_STATES
+from aijobs.answers import (
+    FOR_SOME,
+    TIME,
+    Answer,
+    Flattened,
+    Maybe,
+    Milliseconds,
+    Natural,
+    Time,
+    is_empty,
+    is_none,
+    one_of,
+)
+from aijobs.definitions.definition import QUEUES
+from aijobs.jobs.models import EVENT_TYPES
+from aijobs.jobs.status import FINAL, LIFECYCLE_STATUSES, PHASES
+from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.screening.sensitive import FINDERS
 
 CAP = 10_001
 """How far counting goes."""
@@ -29,311 +48,24 @@ class Count:
         return f"{CAP - 1:,}+" if self.capped else f"{self.value:,}"
 
 
-@dataclass(frozen=True)
-class JobRow:
-    """One job as lists and answers show it: no input, no output, no internal message."""
-
-    id: str
-    user_id: str
-    job_type: str
-    target_type: str
-    target_id: str
-    queue_name: str
-    priority: int
-    lifecycle_status: str
-    phase: str
-    progress: int
-    attempt_no: int
-    retry_count: int
-    lost_count: int
-    max_retry_count: int
-    trigger_type: str
-    credential_mode: str
-    parent_job_id: str | None
-    root_id: str
-    locked_by: str | None
-    lock_until: datetime | None
-    next_attempt_at: datetime | None
-    cancel_requested_at: datetime | None
-    cancel_requested_by: str | None
-    artifact_count: int
-    error_code: str | None
-    created_at: datetime
-    queued_at: datetime | None
-    """When the broker had it: `published_at` of its first enqueue event."""
-    started_at: datetime | None
-    finished_at: datetime | None
-    retried_as: str | None
-    """The job whose parent this one is."""
-    newest_id: str
-    """The newest job of its chain, which decides whether the work is done; its own id where it was never retried."""
-    newest_status: str
-    retry_refusal: str | None
-    """Why it can't be retried (None: it can): not_final, succeeded, superseded, unknown_job_type."""
-    cancel_refusal: str | None
-    """Why it can't be cancelled (None: it can): final, cancel_requested, not_cancellable."""
-
-    @property
-    def final(self) -> bool:
-        return self.lifecycle_status in FINAL
-
-    @property
-    def recovered_by(self) -> str | None:
-        """The retry that did this job's work after all."""
-        superseded = self.newest_id != self.id and self.newest_status == "succeeded"
-        return self.newest_id if superseded else None
-
-    @property
-    def unresolved(self) -> bool:
-        """Failed, and nothing was retried after it."""
-        return self.lifecycle_status == "failed" and self.newest_id == self.id
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """Something in a business table that a job's output became."""
-
-    artifact_type: str
-    artifact_id: str
-
-
-@dataclass(frozen=True)
-class JobView:
-    """One job of a user, with what it made."""
-
-    job: JobRow
-    artifacts: tuple[Artifact, ...]
-
-
-@dataclass(frozen=True)
-class HistoryEntry:
-    """One change of a job's state, holder or plan."""
-
-    seq: int
-    type: str
-    attempt_no: int
-    actor: str
-    instance: str | None
-    error_code: str | None
-    duration_ms: int | None
-    at: datetime
-
-
-@dataclass(frozen=True)
-class OutboxRow:
-    """One outbox event and how far it got."""
-
-    id: str
-    event_type: str
-    job_id: str
-    queue_name: str | None
-    status: str
-    attempt_count: int
-    available_at: datetime
-    locked_by: str | None
-    locked_at: datetime | None
-    published_at: datetime | None
-    last_sent_at: datetime | None
-    redrives: int
-    last_error: str | None
-    created_at: datetime
-
-    @property
-    def requeueable(self) -> bool:
-        """A dead end event; the job of a dead enqueue event is retried instead."""
-        return self.status == "dead" and self.event_type != "ai.job.enqueue"
-
-
-@dataclass(frozen=True)
-class UsageRow:
-    """One provider call. `cost_micros` is None where it has no price, never 0 for unknown."""
-
-    attempt_no: int
-    call_no: int
-    state: str
-    provider: str
-    model: str
-    credential_mode: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    estimated: bool
-    cost_micros: int | None
-    currency: str | None
-    price_version: str | None
-    billed: str
-    latency_ms: int | None
-    finish_reason: str | None
-    error_code: str | None
-    http_status: int | None
-    request_id: str | None
-    """The provider's own name for the call, to settle a bill with."""
-    started_at: datetime
-    finished_at: datetime | None
-
-    @property
-    def unpriced(self) -> bool:
-        """It ended, may have cost something, and nobody knows how much."""
-        return self.state != STARTED and self.cost_micros is None and self.billed != "no"
-
-    @property
-    def possibly_billed(self) -> bool:
-        """It ended, and nobody knows whether the provider bills it."""
-        return self.state != STARTED and self.billed == "unknown"
-
-
-@dataclass(frozen=True)
-class CallCost:
-    """What priced calls cost in one currency, in micro-units."""
-
-    currency: str | None
-    cost_micros: int
-
-
-@dataclass(frozen=True)
-class UsageTotal:
-    """What provider calls came to. All of it is exact."""
-
-    calls: int = 0
-    failed_calls: int = 0
-    """Lost ones too."""
-    lost_calls: int = 0
-    """Their worker went away before they ended."""
-    calls_under_way: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    """Part of `prompt_tokens`; never to be added to them."""
-    costs: tuple[CallCost, ...] = ()
-    """One for each currency, of the calls that have a price; none where no call has."""
-    unpriced_calls: int = 0
-    """Calls that ended, may have cost something and have no price."""
-    estimated_calls: int = 0
-    """Calls whose tokens were counted here, as the provider told none."""
-    possibly_billed_calls: int = 0
-    """Calls that ended, and nobody knows whether the provider bills them."""
-
-
-@dataclass(frozen=True)
-class UsageGroup:
-    """The calls that have something in common: their `day` (UTC), their `job_type` and so on."""
-
-    total: UsageTotal
-    day: str | None = None
-    job_type: str | None = None
-    provider: str | None = None
-    model: str | None = None
-    user_id: str | None = None
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Calls by group, and all of them together; `more`: there are groups that only the total counts."""
-
-    groups: tuple[UsageGroup, ...]
-    total: UsageTotal
-    more: bool
-
-
-@dataclass(frozen=True)
-class SnapshotDescription:
-    """What is told of a job's frozen input without showing it."""
-
-    schema_version: str
-    content_hash: str
-    content_bytes: int
-    redaction_version: str
-    redaction_counts: Mapping[str, int]
-    """How often each redaction rule found something: `{"email": 2}`."""
-    expires_at: datetime
-
-
-@dataclass(frozen=True)
-class ChainLink:
-    """One job of a retry chain."""
-
-    id: str
-    parent_job_id: str | None
-    lifecycle_status: str
-    error_code: str | None
-    attempt_no: int
-    created_at: datetime
-    finished_at: datetime | None
-
-
-@dataclass(frozen=True)
-class JobDetail:
-    """Everything of one job that an operator may see without revealing content."""
-
-    job: JobRow
-    input_schema_version: str
-    output_schema_version: str
-    prompt_version: str | None
-    credential_id: str | None
-    output_hash: str | None
-    """Set once an answer is saved."""
-    internal_error_message: str | None
-    """Only where it was asked for."""
-    snapshot: SnapshotDescription | None
-    artifacts: tuple[Artifact, ...]
-    history: tuple[HistoryEntry, ...]
-    outbox: tuple[OutboxRow, ...]
-    usage: tuple[UsageRow, ...]
-    usage_total: UsageTotal
-    chain: tuple[ChainLink, ...]
-    """All jobs of its chain, the first one first."""
-    chain_total: UsageTotal
-    """Of the provider calls of all jobs of its chain, its own included."""
-    read_at: datetime
-    """The database's time of reading: ages are counted from here."""
-
-
-@dataclass(frozen=True)
-class Revealed:
-    """The content of a job. Whoever asks for it has the right, gave a reason and is in the audit log."""
-
-    snapshot: Any | None
-    validated_output: Any | None
-
-
-@dataclass(frozen=True)
-class QueuePaused:
-    """Why a queue takes no new job."""
-
-    reason: str
-    by: str
-    at: datetime
-
-
-@dataclass(frozen=True)
-class QueueStatus:
-    """One queue. What only the broker knows is None while it can't be reached."""
-
-    queue_name: str
-    broker_depth: int | None
-    queued: Count
-    """Jobs that wait for their first attempt, by the database."""
-    retrying: Count
-    """Running jobs that nobody holds: they wait for their next attempt."""
-    active: Count
-    """Running jobs that a worker holds."""
-    oldest_queued_at: datetime | None
-    oldest_age_s: float | None
-    workers: int | None
-    paused: QueuePaused | None
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Why a job that has not ended is where it is: one of `WAIT_REASONS`."""
-
-    reason: str
-    until: datetime | None = None
-    """When it is asked for again, where that is told by the job itself and lies ahead."""
-    breakers: tuple[BreakerState, ...] = ()
-    """With `breaker_open`: those that keep its calls back, in the order of its routes."""
-
-
+_COUNT = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": CAP,
+    "description": f"Counted up to {CAP}, which stands for {CAP - 1} or more.",
+}
+_OUTBOX_COUNTS = {
+    "type": "object",
+    "properties": dict.fromkeys(OUTBOX_STATUSES, _COUNT),
+    "required": list(OUTBOX_STATUSES),
+    "additionalProperties": False,
+}
+_REDACTIONS = {
+    "type": "object",
+    "propertyNames": {"enum": sorted({kind.lower() for kind, _ in FINDERS})},
+    "additionalProperties": {"type": "integer", "minimum": 1},
+    "description": "How often each redaction rule found something; rules that found nothing are left out.",
+}
 WAIT_REASONS = (
     "lease_expired",
     "cancelling",
@@ -347,16 +79,392 @@ WAIT_REASONS = (
     "not_sent",
     "in_line",
 )
+CappedCount = Annotated[Count, PlainSerializer(lambda count: count.value), WithJsonSchema(_COUNT)]
+Status = Annotated[str, one_of(LIFECYCLE_STATUSES)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicJob(Answer):
+    """A job as its user sees it: no input, no output, no internal message."""
+
+    id: Annotated[str, Field(serialization_alias="jobId")]
+    job_type: str
+    lifecycle_status: Status
+    phase: Annotated[str, one_of(PHASES)]
+    queue_name: Annotated[str, one_of(QUEUES)]
+    priority: Percent
+    progress: Percent
+    attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
+    created_at: Time
+    queued_at: Maybe[Time]
+    """When the broker had it: `published_at` of its first enqueue event."""
+    started_at: Maybe[Time]
+    finished_at: Maybe[Time]
+    next_attempt_at: Maybe[Time]
+    cancel_requested_at: Maybe[Time]
+    retried_as: Maybe[str]
+    """The job whose parent this one is."""
+    error_code: Maybe[str]
+    public_error_message: Maybe[str] = None
+    """In the reader's language, which the web knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow(PublicJob):
+    """One job as operators' lists show it."""
+
+    schema_name = "AdminJob"
+
+    user_id: str
+    target_type: str
+    target_id: str
+    trigger_type: Annotated[str, one_of(("user", "admin", "system"))]
+    credential_mode: str
+    parent_job_id: Maybe[str]
+    root_id: str
+    retry_count: Natural
+    lost_count: Natural
+    max_retry_count: Natural
+    locked_by: Maybe[str]
+    lock_until: Maybe[Time]
+    cancel_requested_by: Maybe[str]
+    artifact_count: Natural
+    newest_id: Annotated[str, Field(serialization_alias="newestJobId")]
+    """The newest job of its chain, which decides whether the work is done; its own id where it was never retried."""
+    newest_status: Annotated[Status, Field(serialization_alias="newestLifecycleStatus")]
+    retry_refusal: Maybe[Annotated[str, one_of(("not_final", "succeeded", "superseded", "unknown_job_type"))]]
+    """Why it can't be retried (None: it can)."""
+    cancel_refusal: Maybe[Annotated[str, one_of(("final", "cancel_requested", "not_cancellable"))]]
+    """Why it can't be cancelled (None: it can)."""
+
+    @property
+    def final(self) -> bool:
+        return self.lifecycle_status in FINAL
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def retryable(self) -> bool:
+        return self.retry_refusal is None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def cancellable(self) -> bool:
+        return self.cancel_refusal is None
+
+    @computed_field(exclude_if=is_none)  # type: ignore[prop-decorator]
+    @property
+    def recovered_by(self) -> Maybe[str]:
+        """The retry that did this job's work after all."""
+        superseded = self.newest_id != self.id and self.newest_status == "succeeded"
+        return self.newest_id if superseded else None
+
+    @property
+    def unresolved(self) -> bool:
+        """Failed, and nothing was retried after it."""
+        return self.lifecycle_status == "failed" and self.newest_id == self.id
 
 
 @dataclass(frozen=True)
-class OutboxStatus:
+class Artifact(Answer):
+    """Something in a business table that a job's output became."""
+
+    artifact_type: str
+    artifact_id: str
+
+
+@dataclass(frozen=True)
+class Result(Answer):
+    """What a job that succeeded made."""
+
+    artifact_count: Natural
+    artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True)
+class JobView:
+    """One job of a user, with what it made."""
+
+    job: JobRow
+    artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True)
+class UserJob(Flattened):
+    """A job of the asker's own."""
+
+    schema_name = "Job"
+    flattened = "job"
+
+    job: PublicJob
+    result: Maybe[Result]
+
+
+@dataclass(frozen=True)
+class HistoryEntry(Answer):
+    """One change of a job's state, holder or plan."""
+
+    seq: Natural
+    type: Annotated[str, one_of(EVENT_TYPES)]
+    attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
+    actor: str
+    instance: Maybe[str]
+    error_code: Maybe[str]
+    duration_ms: Maybe[int]
+    at: Time
+
+
+@dataclass(frozen=True)
+class OutboxRow(Answer):
+    """One outbox event and how far it got; its dedupe key and payload stay inside."""
+
+    schema_name = "OutboxEvent"
+
+    id: Annotated[str, Field(serialization_alias="eventId")]
+    event_type: str
+    job_id: str
+    queue_name: Maybe[str]
+    status: Annotated[str, one_of(OUTBOX_STATUSES)]
+    attempt_count: Natural
+    available_at: Time
+    locked_by: Maybe[str]
+    locked_at: Maybe[Time]
+    published_at: Maybe[Time]
+    last_sent_at: Maybe[Time]
+    redrives: Natural
+    last_error: Maybe[str]
+    created_at: Time
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def requeueable(self) -> bool:
+        """A dead end event; the job of a dead enqueue event is retried instead."""
+        return self.status == "dead" and self.event_type != "ai.job.enqueue"
+
+
+@dataclass(frozen=True)
+class UsageRow(Answer):
+    """One provider call. Without the right to see usage, tokens and cost are left out."""
+
+    schema_name = "ProviderCall"
+
+    attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
+    call_no: Annotated[Natural, Field(serialization_alias="call")]
+    state: Annotated[str, one_of(USAGE_STATES)]
+    provider: str
+    model: str
+    credential_mode: str
+    prompt_tokens: Maybe[Natural]
+    completion_tokens: Maybe[Natural]
+    cached_tokens: Maybe[Natural]
+    estimated: bool
+    cost_micros: Annotated[
+        int | None, FOR_SOME, Field(description="Millionths of `currency`; null: no price is known.")
+    ]
+    currency: Maybe[str]
+    price_version: Maybe[str]
+    billed: Annotated[str, one_of(("yes", "no", "unknown"))]
+    latency_ms: Maybe[Natural]
+    finish_reason: Maybe[str]
+    error_code: Maybe[str]
+    http_status: Maybe[Natural]
+    request_id: Annotated[Maybe[str], Field(description="The provider's own name for the call.")]
+    started_at: Time
+    finished_at: Maybe[Time]
+
+    @property
+    def unpriced(self) -> bool:
+        """It ended, may have cost something, and nobody knows how much."""
+        return self.state != STARTED and self.cost_micros is None and self.billed != "no"
+
+    @property
+    def possibly_billed(self) -> bool:
+        """It ended, and nobody knows whether the provider bills it."""
+        return self.state != STARTED and self.billed == "unknown"
+
+
+@dataclass(frozen=True)
+class CallCost(Answer):
+    """What priced calls cost in one currency, in micro-units."""
+
+    currency: Maybe[str]
+    cost_micros: int
+
+
+@dataclass(frozen=True)
+class UsageTotal(Answer):
+    """What provider calls came to. All of it is exact."""
+
+    calls: Natural = 0
+    failed_calls: Annotated[Natural, Field(description="Lost ones too.")] = 0
+    lost_calls: Annotated[Natural, Field(description="Their worker went away before they ended.")] = 0
+    calls_under_way: Natural = 0
+    prompt_tokens: Natural = 0
+    completion_tokens: Natural = 0
+    cached_tokens: Annotated[Natural, Field(description="Part of `promptTokens`.")] = 0
+    costs: Annotated[
+        tuple[CallCost, ...],
+        Field(description="One for each currency, in millionths; empty where no call has a price."),
+    ] = ()
+    unpriced_calls: Annotated[
+        Natural, Field(description="Calls that ended, may have cost something and have no price.")
+    ] = 0
+    estimated_calls: Annotated[
+        Natural, Field(description="Calls whose tokens were counted here, not by the provider.")
+    ] = 0
+    possibly_billed_calls: Annotated[
+        Natural, Field(description="Calls that ended, and nobody knows whether they are billed.")
+    ] = 0
+
+
+@dataclass(frozen=True)
+class UsageGroup(Flattened):
+    """The calls that have something in common: their `day` (UTC), their `job_type` and so on."""
+
+    flattened = "total"
+
+    total: UsageTotal
+    day: Maybe[Annotated[str, WithJsonSchema({"type": "string", "format": "date"})]] = None
+    job_type: Maybe[str] = None
+    provider: Maybe[str] = None
+    model: Maybe[str] = None
+    user_id: Maybe[str] = None
+
+
+@dataclass(frozen=True)
+class Usage(Answer):
+    """Calls by group, and all of them together."""
+
+    schema_name = "UsageSums"
+
+    groups: tuple[UsageGroup, ...]
+    total: UsageTotal
+    more: bool
+    """Whether there are groups that only the total counts."""
+
+
+@dataclass(frozen=True)
+class SnapshotDescription(Answer):
+    """What is told of a job's frozen input without showing it."""
+
+    schema_name = "Snapshot"
+
+    schema_version: str
+    content_hash: str
+    content_bytes: Natural
+    redaction_version: str
+    redaction_counts: Annotated[Mapping[str, int], WithJsonSchema(_REDACTIONS)]
+    """How often each redaction rule found something: `{"email": 2}`."""
+    expires_at: Time
+
+
+@dataclass(frozen=True)
+class ChainLink(Answer):
+    """One job of a retry chain."""
+
+    id: Annotated[str, Field(serialization_alias="jobId")]
+    parent_job_id: Maybe[str]
+    lifecycle_status: Status
+    error_code: Maybe[str]
+    attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
+    created_at: Time
+    finished_at: Maybe[Time]
+
+
+@dataclass(frozen=True)
+class Wait(Answer):
+    """Why a job that has not ended is where it is."""
+
+    schema_name = "Waiting"
+
+    reason: Annotated[str, one_of(WAIT_REASONS)]
+    until: Maybe[Time] = None
+    """When it is asked for again, where that is told by the job itself and lies ahead."""
+    breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=is_empty)] = ()
+    """With `breaker_open`: those that keep its calls back, in the order of its routes."""
+    explanation: str = ""
+    """In the reader's language, which the web knows."""
+
+
+@dataclass(frozen=True)
+class JobDetail(Flattened):
+    """Everything of one job that an operator may see without revealing content."""
+
+    schema_name = "AdminJobDetail"
+    flattened = "job"
+
+    job: JobRow
+    input_schema_version: str
+    output_schema_version: str
+    prompt_version: Maybe[str]
+    credential_id: Maybe[str]
+    output_hash: Maybe[str]
+    """Set once an answer is saved."""
+    internal_error_message: Annotated[Maybe[str], Field(description="For SUPER_ADMIN alone.")]
+    """Only where it was asked for."""
+    snapshot: Maybe[SnapshotDescription]
+    artifacts: tuple[Artifact, ...]
+    history: tuple[HistoryEntry, ...]
+    outbox: tuple[OutboxRow, ...]
+    usage: tuple[UsageRow, ...]
+    usage_total: Annotated[UsageTotal, FOR_SOME]
+    chain: tuple[ChainLink, ...]
+    """All jobs of its chain, the first one first."""
+    chain_total: Annotated[UsageTotal, FOR_SOME]
+    """Of the provider calls of all jobs of its chain, its own included."""
+    read_at: Annotated[datetime, Field(exclude=True)]
+    """The database's time of reading: ages are counted from here."""
+    waiting: Maybe[Wait] = None
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """The content of a job. Whoever asks for it has the right, gave a reason and is in the audit log."""
+
+    snapshot: Any | None
+    validated_output: Any | None
+
+
+@dataclass(frozen=True)
+class QueuePaused(Answer):
+    """Why a queue takes no new job."""
+
+    reason: str
+    by: str
+    at: Time
+
+
+@dataclass(frozen=True)
+class QueueStatus(Answer):
+    """One queue. What only the broker knows is None while it can't be reached."""
+
+    queue_name: str
+    broker_depth: Natural | None
+    queued: CappedCount
+    """Jobs that wait for their first attempt, by the database."""
+    retrying: CappedCount
+    """Running jobs that nobody holds: they wait for their next attempt."""
+    active: CappedCount
+    """Running jobs that a worker holds."""
+    oldest_queued_at: Maybe[Time]
+    oldest_age_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="oldestAgeMs")]
+    workers: Natural | None
+    paused: Maybe[QueuePaused]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def waiting(self) -> Natural:
+        return self.queued.value + self.retrying.value
+
+
+@dataclass(frozen=True)
+class OutboxStatus(Answer):
     """The outbox at a glance."""
 
-    counts: Mapping[str, Count]
-    oldest_pending_at: datetime | None
+    counts: Annotated[Mapping[str, CappedCount], WithJsonSchema(_OUTBOX_COUNTS)]
+    oldest_pending_at: Maybe[Time]
     """Since when the oldest pending event has been due; None where none is due."""
-    lag_s: float
+    lag_s: Annotated[Milliseconds, Field(serialization_alias="lagMs")]
     """For how long that event has been due; 0 where none is."""
     dead: tuple[OutboxRow, ...]
     """The newest fifty."""
@@ -365,30 +473,33 @@ class OutboxStatus:
 
 
 @dataclass(frozen=True)
-class HeldJob:
+class HeldJob(Answer):
     """A job that a worker holds, by the database."""
 
     id: str
     job_type: str
     queue_name: str
-    attempt_no: int
-    lock_until: datetime | None
+    attempt_no: Natural
+    lock_until: Maybe[Time]
 
 
 @dataclass(frozen=True)
-class WorkerRow:
-    """One worker process. `state`: live, late (its heartbeat is overdue) or lost (it holds jobs and has none)."""
+class WorkerRow(Answer):
+    """One worker process. `state`: late (its heartbeat is overdue), lost (it holds jobs and has none), unknown (the
+    broker, which has the heartbeats, is away)."""
+
+    schema_name = "Worker"
 
     instance_id: str
     queue_name: str
     host: str
-    pid: int | None
-    started_at: str | None
-    """ISO 8601, as its heartbeat says."""
-    state: str
-    age_s: float | None
+    pid: Maybe[Natural]
+    started_at: Maybe[Annotated[str, WithJsonSchema(TIME)]]
+    """As its heartbeat says."""
+    state: Annotated[str, one_of(("live", "late", "lost", "unknown"))]
+    age_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="heartbeatAgeMs")]
     """Since its last heartbeat."""
-    active_job_count: int
+    active_job_count: Natural
     """By its heartbeat; for one that is late or lost, by the database."""
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
@@ -396,8 +507,10 @@ class WorkerRow:
 
 
 @dataclass(frozen=True)
-class Workers:
+class Workers(Answer):
     """All workers that are known; `broker_away`: heartbeats can't be read, and who is lost can't be told."""
+
+    schema_name = "WorkerList"
 
     broker_away: bool
     workers: tuple[WorkerRow, ...]
@@ -419,54 +532,66 @@ class PassRow:
 
 
 @dataclass(frozen=True)
-class CallSums:
+class CallSums(Answer):
     """What a day's calls of one model came to."""
 
-    calls: int = 0
-    failed: int = 0
+    calls: Natural = 0
+    failed: Annotated[Natural, Field(serialization_alias="failedCalls")] = 0
     """Lost ones too."""
-    under_way: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    unpriced: int = 0
+    under_way: Annotated[Natural, Field(serialization_alias="callsUnderWay")] = 0
+    prompt_tokens: Annotated[Natural, FOR_SOME] = 0
+    completion_tokens: Annotated[Natural, FOR_SOME] = 0
+    unpriced: Annotated[Natural, FOR_SOME, Field(serialization_alias="unpricedCalls")] = 0
     """Calls that ended and have no price; never taken for free."""
-    median_ms: int | None = None
+    median_ms: Annotated[Maybe[Natural], Field(serialization_alias="medianLatencyMs")] = None
     """Of the answers; None while there is none."""
-    costs: tuple[CallCost, ...] = ()
+    costs: Annotated[tuple[CallCost, ...], FOR_SOME] = ()
 
 
 @dataclass(frozen=True)
-class ModelRow:
+class ModelRow(Flattened):
     """One model of a provider."""
+
+    schema_name = "ProviderModel"
+    flattened = "today"
 
     model: str
     today: CallSums
 
 
 @dataclass(frozen=True)
-class ProviderRow:
+class ProviderRow(Answer):
     """One AI provider."""
 
+    schema_name = "Provider"
+
     name: str
-    host: str | None
+    host: Maybe[str]
     """Of its base URL; None for the built-in one, and for one that is configured no more."""
-    key: str
-    """Whether the platform has a key there: yes, no or not_needed."""
+    key: Annotated[str, one_of(("yes", "no", "not_needed"))]
+    """Whether the platform has a key there."""
     breaker: BreakerState
     """The platform's."""
-    limit: int | None
+    limit: Annotated[
+        Maybe[Annotated[int, Field(ge=1)]],
+        Field(serialization_alias="callLimit", description="Left out where there is none."),
+    ]
     """Calls at once across all workers; None: any number."""
-    in_flight: int | None
+    in_flight: Annotated[
+        Maybe[Natural], Field(serialization_alias="callsInFlight", description="Left out while Redis can't tell.")
+    ]
     """Calls under way, by the slots where there is a limit, else by the ledger; None while Redis is away."""
     models: tuple[ModelRow, ...]
 
 
 @dataclass(frozen=True)
-class Providers:
+class Providers(Answer):
     """All AI providers, with their calls since `day`, midnight UTC."""
 
-    day: datetime
-    read_at: datetime
+    schema_name = "ProviderList"
+
+    day: Time
+    read_at: Annotated[datetime, Field(exclude=True)]
     providers: tuple[ProviderRow, ...]
-    routes: Mapping[str, tuple[str, ...]]
+    routes: Annotated[Mapping[str, tuple[str, ...]], Field(exclude=True)]
     """By name, and by credential mode for users' keys: the models a call is tried at, `provider/model`, in turn."""

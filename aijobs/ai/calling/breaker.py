@@ -17,8 +17,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
+from pydantic import Field
+
+from aijobs.answers import Answer, Maybe, Natural, Span, Time, one_of
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
 from aijobs.logs import Outage, Sparing, get_logger
@@ -71,21 +74,23 @@ def scope_of(provider: str, credential_id: str | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class BreakerState:
+class BreakerState(Answer):
     """A breaker as people see it."""
 
+    schema_name = "Breaker"
+
     scope: str
-    word: str
-    """closed, open or half_open; unknown while the store is away, and calls go as if it were closed."""
-    failures: int = 0
+    word: Annotated[str, one_of(BREAKER_WORDS), Field(serialization_alias="state")]
+    """`unknown` while the store is away; calls then go as if it were closed."""
+    failures: Natural = 0
     """In a row, up to now or to when it opened."""
-    opened: int = 0
+    opened: Natural = 0
     """How often it opened since it was last closed."""
-    open_for: timedelta | None = None
+    open_for: Annotated[Maybe[Span], Field(serialization_alias="openForMs")] = None
     """How long it stays open from now."""
-    since: datetime | None = None
+    since: Maybe[Time] = None
     """When it was last closed, by the store's clock."""
-    why: str | None = None
+    why: Maybe[str] = None
     """The error code of the failure that opened it."""
     probing: bool = False
     """Whether a probe is on its way."""

@@ -15,10 +15,10 @@ from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.operators import rights
 from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
-from aijobs.web.api.answers import answer
+from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, worded
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
 from aijobs.web.auth import acting, bearer_token, check_csrf_header, find_token_operator, get_operator
-from aijobs.web.context import language, services
+from aijobs.web.context import services
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,
@@ -29,15 +29,13 @@ from aijobs.web.requests import (
     read_parameters,
     read_reason,
 )
-from aijobs.web.shapes import breaker
 from aijobs.web.user_tokens import is_user_request
 
 
 def admin_list_jobs() -> Response:
     parameters = read_parameters({**dict.fromkeys(PARAMETERS, str), **PAGE_PARAMETERS})
     page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
-    body: dict[str, Any] = {"jobs": [answers.admin_job(job, language()) for job in page.items]}
-    return answer(body | ({"nextCursor": page.next_cursor} if page.next_cursor else {}))
+    return answer(AdminJobPage([worded(job) for job in page.items], page.next_cursor))
 
 
 def admin_show_job(job_id: str) -> Response:
@@ -45,7 +43,7 @@ def admin_show_job(job_id: str) -> Response:
     operator, monitor = get_operator(), services().monitor
     detail = monitor.get_detail(job_id, internal=operator.may(rights.INTERNAL_ERRORS))
     wait = monitor.find_wait(detail)
-    return answer(answers.admin_detail(detail, wait, language(), usage=operator.may(rights.VIEW_USAGE)))
+    return answer(answers.admin_detail(detail, wait, usage=operator.may(rights.VIEW_USAGE)))
 
 
 def admin_reveal_job(job_id: str) -> Response:
@@ -66,7 +64,7 @@ def admin_retry_job(job_id: str) -> Response:
     made = _operating().retry(job_id, reason)
     child = services().monitor.get_job(made.job.id).job
     return answer(
-        answers.admin_job(child, language()),
+        worded(child),
         201 if made.created else 200,
         location=f"/admin-api/ai/jobs/{child.id}",
     )
@@ -76,29 +74,28 @@ def admin_cancel_job(job_id: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
     cancelled = _operating().cancel(job_id, reason)
-    return answer(answers.admin_job(cancelled.after, language()))
+    return answer(worded(cancelled.after))
 
 
 def admin_queues_status() -> Response:
     read_no_parameters()
-    return answer({"queues": [answers.queue_status(queue) for queue in services().monitor.queue_statuses()]})
+    return answer(QueueStatusList(services().monitor.queue_statuses()))
 
 
 def admin_outbox_status() -> Response:
     read_no_parameters()
-    return answer(answers.outbox_status(services().monitor.outbox_status()))
+    return answer(services().monitor.outbox_status())
 
 
 def admin_requeue_event(event_id: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
-    return answer(answers.outbox_event(_operating().requeue(event_id, reason)))
+    return answer(_operating().requeue(event_id, reason))
 
 
 def admin_list_workers() -> Response:
     read_no_parameters()
-    found = services().monitor.workers()
-    return answer({"brokerAway": found.broker_away, "workers": [answers.worker(row) for row in found.workers]})
+    return answer(services().monitor.workers())
 
 
 def admin_list_providers() -> Response:
@@ -110,13 +107,14 @@ def admin_list_providers() -> Response:
 def admin_close_breaker(provider: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
-    return answer(breaker(_operating().close_breaker(provider, reason)))
+    return answer(_operating().close_breaker(provider, reason))
 
 
 def admin_show_usage() -> Response:
     given = read_parameters({name: read for name, (_, read) in USAGE_PARAMETERS.items()})
     wanted = UsageFilter.within({USAGE_PARAMETERS[name][0]: value for name, value in given.items()}, utc_now())
-    return answer(answers.usage(wanted, services().monitor.usage(wanted)))
+    found = services().monitor.usage(wanted)
+    return answer(UsageReport(wanted.since, wanted.until, wanted.group_by, found))
 
 
 def _operating() -> Operating:

@@ -6,7 +6,7 @@ from flask import Response
 
 from aijobs.errors import ApiError
 from aijobs.monitor.monitor import is_id
-from aijobs.web.api.answers import answer, credential, no_content
+from aijobs.web.api.answers import CredentialList, answer, no_content
 from aijobs.web.api.openapi import Operation
 from aijobs.web.context import services
 from aijobs.web.requests import read_no_parameters, read_object, read_optional_object
@@ -20,13 +20,13 @@ def create_credential() -> Response:
     read_no_parameters()
     body = read_object(FIELDS)
     made = services().credentials.create(get_user_id(), **{"key": None, **body})
-    return answer(credential(made), 201)
+    return answer(made, 201)
 
 
 def list_credentials() -> Response:
     read_no_parameters()
     own = services().credentials.list_own(get_user_id())
-    return answer({"credentials": [credential(each) for each in own]})
+    return answer(CredentialList(own))
 
 
 def delete_credential(credential_id: str) -> Response:

@@ -9,9 +9,9 @@ from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import JobView
 from aijobs.web.api import credentials
-from aijobs.web.api.answers import answer, user_job
+from aijobs.web.api.answers import FlashcardPage, JobPage, answer, user_job
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
-from aijobs.web.context import language, services
+from aijobs.web.context import services
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,
@@ -29,7 +29,7 @@ LIST_FILTERS = ("lifecycleStatus", "jobType")
 
 def show_job(job_id: str) -> Response:
     read_no_parameters()
-    return answer(user_job(_own_job(job_id), language()))
+    return answer(user_job(_own_job(job_id)))
 
 
 def list_jobs() -> Response:
@@ -37,8 +37,7 @@ def list_jobs() -> Response:
     parameters = read_parameters({**filters, **PAGE_PARAMETERS})
     wanted = JobFilter(job_type=parameters.get("jobType"), lifecycle_status=parameters.get("lifecycleStatus"))
     page = services().monitor.list_own_jobs(get_user_id(), wanted, *page_of(parameters))
-    body = {"jobs": [user_job(view, language()) for view in page.items]}
-    return answer(body | ({"nextCursor": page.next_cursor} if page.next_cursor else {}))
+    return answer(JobPage([user_job(view) for view in page.items], page.next_cursor))
 
 
 def cancel_job(job_id: str) -> Response:
@@ -48,14 +47,14 @@ def cancel_job(job_id: str) -> Response:
     if not is_id(job_id):
         raise ApiError("JOB_NOT_FOUND")
     services().jobs.cancel(job_id, by=f"user:{user_id}", user_id=user_id, strict=strict)
-    return answer(user_job(_own_job(job_id), language()))
+    return answer(user_job(_own_job(job_id)))
 
 
 def create_flashcards() -> Response:
     read_no_parameters()
     created = services().flashcards.create(get_user_id(), read_json_object(), read_idempotency_key())
     return answer(
-        user_job(_own_job(created.job.id), language()),
+        user_job(_own_job(created.job.id)),
         202 if created.created else 200,
         location=f"/api/ai/jobs/{created.job.id}",
     )
@@ -68,8 +67,8 @@ def list_flashcards() -> Response:
     if not is_id(job_id):
         raise ApiError("JOB_NOT_FOUND")
     found = services().flashcards.find(get_user_id(), job_id)
-    told = {"madeBy": found.made_by} if found.made_by and found.cards else {}
-    return answer({"job": user_job(_own_job(found.job.id), language()), "flashcards": found.cards, **told})
+    made_by = found.made_by if found.cards else None
+    return answer(FlashcardPage(user_job(_own_job(found.job.id)), found.cards, made_by))
 
 
 def _own_job(job_id: str) -> JobView:
