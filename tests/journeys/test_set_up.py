@@ -18,6 +18,8 @@ from tests.support.processes import Run, clean_environment
 BACKEND = """
 import zipfile
 
+WHEEL = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+
 def build_editable(folder, config_settings=None, metadata_directory=None):
     return write_wheel(folder, "aijobs")
 
@@ -25,7 +27,7 @@ def write_wheel(folder, name):
     path = f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(f"{folder}/{path}", "w") as wheel:
         wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n")
-        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", WHEEL)
         wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return path
 """
