@@ -8,54 +8,44 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
 TEST_WORKERS ?= 2
 
-# The first interpreter that is new enough and starts: a version manager's shim may exist and refuse.
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+# Empty: the interpreter that .venv has, or the first that is new enough.
+PYTHON ?=
 
 .PHONY: help
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .PHONY: install
-install: $(INSTALLED) ## set up .venv; the other targets do it where needed
-
-$(INSTALLED): pyproject.toml requirements.lock
-	@python="$(PYTHON)"; \
-	test -n "$$python" || { echo "aijobs needs Python 3.11 or newer; none was found (or: make PYTHON=…)" >&2; exit 1; }; \
-	echo "Setting up $(VENV) with $$($$python --version)…" >&2; \
-	$$python -m venv $(VENV)
-	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $@
+install: ## set up .venv (PYTHON=python3.12: with that one); the other targets do it where needed
+	@tests/support/set_up.sh "$(VENV)" "$(PYTHON)"
 
 .PHONY: demo
-demo: $(INSTALLED) ## the main job on an English and a Chinese text, from nothing
+demo: install ## the main job on an English and a Chinese text, from nothing
 	@exec $(BIN)/aijobs demo
 
 .PHONY: run
-run: $(INSTALLED) ## everything on this machine, until Ctrl-C
+run: install ## everything on this machine, until Ctrl-C
 	@exec $(BIN)/aijobs up
 
 .PHONY: test
-test: $(INSTALLED) system-packages ## all tests but the long ones
+test: install system-packages ## all tests but the long ones
 	@exec $(BIN)/pytest -q -n $(TEST_WORKERS) --dist worksteal
 
 .PHONY: test-long
-test-long: $(INSTALLED) system-packages ## the long tests: chaos, replays, fuzzing
+test-long: install system-packages ## the long tests: chaos, replays, fuzzing
 	@exec $(BIN)/pytest -q -n $(TEST_WORKERS) --dist worksteal -m long --timeout 1800
 
 # Exit code 1 on a broken promise; a seed is one sequence of actions and faults.
 DATABASE ?= sqlite
 MINUTES ?= 1
 .PHONY: chaos
-chaos: $(INSTALLED) system-packages ## kill, freeze and cut off everything (DATABASE=sqlite|postgresql|mariadb SEED=n MINUTES=n)
+chaos: install system-packages ## kill, freeze and cut off everything (DATABASE=sqlite|postgresql|mariadb SEED=n MINUTES=n)
 	@exec $(BIN)/python -m tests.chaos --database $(DATABASE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
-bench: $(INSTALLED) system-packages ## kill, freeze and flush in mid-run, and calls to a server, with figures
+bench: install system-packages ## kill, freeze and flush in mid-run, and calls to a server, with figures
 	@$(BIN)/python -m bench.reliability
 	@exec $(BIN)/python -m bench.providers
 
@@ -64,7 +54,7 @@ check: lint ## lint, types, tests
 	@$(MAKE) test
 
 .PHONY: lint
-lint: $(INSTALLED) ## lint, format and types
+lint: install ## lint, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

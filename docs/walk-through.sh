@@ -21,16 +21,37 @@ job_id() { sed -n 's/.*"jobId": *"\([^"]*\)".*/\1/p'; }
 # A job that does what it is told: one JSON object an attempt. Prints its id.
 synthetic() { "$(dirname "$AIJOBS")/python" docs/synthetic_job.py "$@"; }
 
-# Waits until a job is final, and shows it.
+# How often the next two look, twice a second: three minutes.
+LOOKS=${LOOKS:-360}
+
+# Waits until a job is final, and shows it. Fails if there is no such job, or it isn't final in time.
 wait_for() {
-    until ask "$U/api/ai/jobs/$1" | grep -q finishedAt; do sleep 0.5; done
-    ask "$U/api/ai/jobs/$1"
+    local shown
+    for _ in $(seq "$LOOKS"); do
+        shown=$(ask "$U/api/ai/jobs/$1")
+        case $shown in
+            *finishedAt*) echo "$shown"; return 0 ;;
+            *NOT_FOUND* | *UNAUTHORIZED*) echo "$shown" >&2; return 1 ;;
+        esac
+        sleep 0.5
+    done
+    echo "The job $1 isn't final yet: $shown" >&2
+    return 1
 }
 
-# Waits until a worker holds a job, and prints the number of its process.
+# Waits until a worker holds a job, and prints the number of its process. Fails if the job ends before, or none takes it.
 holder() {
-    until $AIJOBS job "$1" --json | grep -q lockedBy; do sleep 0.5; done
-    $AIJOBS job "$1" --json | sed -n 's/.*"lockedBy": *"[^~]*~[^~]*~[^~]*~\([0-9]*\)~.*/\1/p'
+    local shown
+    for _ in $(seq "$LOOKS"); do
+        shown=$($AIJOBS job "$1" --json) || return 1
+        case $shown in
+            *'"lockedBy": "'*) echo "$shown" | sed -n 's/.*"lockedBy": *"[^~]*~[^~]*~[^~]*~\([0-9]*\)~.*/\1/p'; return 0 ;;
+            *'"finishedAt": "'*) echo "The job $1 has ended: no worker holds it." >&2; return 1 ;;
+        esac
+        sleep 0.5
+    done
+    echo "No worker has taken the job $1 yet." >&2
+    return 1
 }
 
 # The number of the embedded broker's process.

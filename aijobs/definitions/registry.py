@@ -46,22 +46,35 @@ class JobDefinitionRegistry:
     ) -> None:
         self._definitions: dict[str, JobDefinition] = {}
         self._projectors: dict[str, ResultProjector] = {}
+        self._modules: dict[str, str] = {}
+        """The module that brought each job type and projector, for messages."""
         self._prompt_exists, self._has_route = prompt_exists, has_route
 
-    def register_projector(self, projector: ResultProjector) -> None:
+    def register_projector(self, projector: ResultProjector, module: str = "") -> None:
         """Add a projector. `DuplicateProjector` where its key is taken."""
+        what = f"projector {projector.key!r}"
         if projector.key in self._projectors:
-            raise errors.DuplicateProjector(f"projector {projector.key!r} is registered already")
+            raise errors.DuplicateProjector(self._taken(what, module))
         self._projectors[projector.key] = projector
+        self._modules[what] = module
 
-    def register(self, definition: JobDefinition) -> None:
-        """Check everything about `definition` and add it; a `DefinitionError` names the type and what is wrong."""
+    def register(self, definition: JobDefinition, module: str = "") -> None:
+        """Check everything about `definition` and add it; a `DefinitionError` names the type and what is wrong.
+
+        `module` is where it comes from, for the message about a job type that two modules bring.
+        """
+        what = f"job type {definition.job_type!r}"
         if definition.job_type in self._definitions:
-            raise errors.DuplicateJobDefinition(f"job type {definition.job_type!r} is registered already")
+            raise errors.DuplicateJobDefinition(self._taken(what, module))
         for check in _CHECKS:
             check(definition)
         self._check_references(definition)
         self._definitions[definition.job_type] = definition
+        self._modules[what] = module
+
+    def _taken(self, what: str, module: str) -> str:
+        first = self._modules[what]
+        return f"{module}: {what} is registered already by {first}" if module else f"{what} is registered already"
 
     def get(self, job_type: str) -> JobDefinition:
         """The definition of `job_type`; `UnknownJobType` where there is none."""
@@ -95,8 +108,8 @@ class JobDefinitionRegistry:
             if production and not definition.production:
                 continue
             if hasattr(module, "PROJECTOR"):
-                self.register_projector(module.PROJECTOR)
-            self.register(definition)
+                self.register_projector(module.PROJECTOR, module.__name__)
+            self.register(definition, module.__name__)
 
     def _check_references(self, d: JobDefinition) -> None:
         if d.projector is not None and d.projector not in self._projectors:

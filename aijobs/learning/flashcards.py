@@ -80,9 +80,15 @@ class FlashcardService:
     def __init__(self, database: Database, jobs: AiJobService) -> None:
         self._database, self._jobs = database, jobs
 
-    def create(self, user_id: str, body: Mapping[str, Any], idempotency_key: str | None = None) -> CreatedJob:
+    def create(
+        self,
+        user_id: str,
+        body: Mapping[str, Any],
+        idempotency_key: str | None = None,
+        job_type: str = FLASHCARD_GENERATION,
+    ) -> CreatedJob:
         """Ask for cards from the notes in `body` (`lang`, `source`, `segments`, `options`), on the user's own key where
-        it names one (`credentialId`).
+        it names one (`credentialId`). `job_type` is another type that makes flashcards from notes.
 
         Raises what `AiJobService.create_job` raises.
         """
@@ -94,7 +100,7 @@ class FlashcardService:
         return self._jobs.create_job(
             CreateJobInput(
                 user_id=user_id,
-                job_type=FLASHCARD_GENERATION,
+                job_type=job_type,
                 target_type=TARGET_TYPE,
                 # What isn't a text is named by the input's schema, as `source.id`.
                 target_id=note if isinstance(note, str) else "-",
@@ -104,14 +110,14 @@ class FlashcardService:
             )
         )
 
-    def find(self, user_id: str, job_id: str) -> FlashcardSet:
+    def find(self, user_id: str, job_id: str, job_type: str = FLASHCARD_GENERATION) -> FlashcardSet:
         """The newest job of the chain that `job_id` is part of, its cards, and by what they were made.
 
         JOB_NOT_FOUND for no job, somebody else's, and one of another type.
         """
         with self._database.read() as session:
             job = session.get(AiJob, job_id)
-            if job is None or job.user_id != user_id or job.job_type != FLASHCARD_GENERATION:
+            if job is None or job.user_id != user_id or job.job_type != job_type:
                 raise ApiError("JOB_NOT_FOUND")
             newest = newest_of_chain(session, job.root_id)
             if newest is None:  # Its retention was over in this very moment.

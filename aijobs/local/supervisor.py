@@ -20,6 +20,8 @@ FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
 STEADY_AFTER_S = 30.0
 """A child that lived this long starts with the shortest back-off again."""
+REFUSAL = "aijobs: "
+"""How the line begins in which a process of ours says why it won't start."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ChildSpec:
 
 
 class ChildDied(Exception):
-    """A child ended before it was ready; the text says which, how, and the last line of its log."""
+    """A child ended before it was ready; the text says which, how, and why."""
 
 
 class Child:
@@ -92,10 +94,12 @@ class Child:
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return f"{self.spec.name} ended ({how})"
 
-    def last_line(self) -> str:
-        """The last line of its log that says something."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+    def last_words(self) -> str:
+        """Why it refused to start, in the line that our code wrote; otherwise the last line of its log."""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        refusals = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
+        return (refusals or lines or ["its log is empty"])[-1][:300]
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
@@ -143,7 +147,7 @@ class Supervisor:
         """`ChildDied` where a child has ended: for the start, where a death is a mistake and not an accident."""
         for child in self.children:
             if not child.is_running:
-                raise ChildDied(f"{child.describe_end()}: {child.last_line()}")
+                raise ChildDied(f"{child.describe_end()}: {child.last_words()}")
 
     def stop(self, hurry: Callable[[], bool]) -> None:
         """Stop the children one group after the other; at once and by force where `hurry()` says so."""

@@ -16,7 +16,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from aijobs import logs
 from aijobs.db.database import Base
 from aijobs.settings import PACKAGE, Settings, resource
-from aijobs.web import auth, console, errors, headers
+from aijobs.web import auth, console, errors, headers, plugins
 from aijobs.web.api import admin, internal, user
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.health import health
@@ -71,6 +71,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     admin.init_app(app)
     internal.init_app(app)
     console.init_app(app)
+    plugins.init_app(app)
     if settings.trusted_proxies:
         n = settings.trusted_proxies
         app.wsgi_app = ProxyFix(app.wsgi_app, x_for=n, x_proto=n, x_host=n)  # type: ignore[method-assign]

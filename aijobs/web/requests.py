@@ -13,6 +13,7 @@ from flask import request
 from aijobs.canonical import MAX_DEPTH, MAX_INTEGER, find_faults, identifier_fault
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
+from aijobs.monitor.monitor import is_id
 from aijobs.operators.audit import LONGEST_REASON
 
 MOST_FAULTS = 20
@@ -157,6 +158,16 @@ def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, An
 def read_no_parameters() -> None:
     """`INPUT_INVALID` for any query parameter."""
     read_parameters({})
+
+
+def read_job_id() -> str:
+    """The only query parameter, `jobId`. `INPUT_INVALID` without it, `JOB_NOT_FOUND` if it can be no job's id."""
+    job_id = read_parameters({"jobId": str}).get("jobId")
+    if job_id is None:
+        raise InputInvalid([("jobId", "must be given")])
+    if not is_id(job_id):
+        raise ApiError("JOB_NOT_FOUND")
+    return str(job_id)
 
 
 def read_limit(text: str) -> int:

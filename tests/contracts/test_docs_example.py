@@ -1,54 +1,82 @@
-"""The example of `docs/adding-a-job-type.md` is cut out of the page, installed as a plug-in, and run."""
+"""The example of `docs/adding-a-job-type.md` is cut out of the page, installed and asked for key terms."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
+import re
+import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
-from aijobs import wiring
-from aijobs.ai.provider import GenerateAnswer, GenerateRequest
-from aijobs.db.database import Database
+from aijobs.cli.dev_llm import providers_file
 from aijobs.definitions import discovery
-from aijobs.ids import InstanceId
-from aijobs.jobs.service import CreateJobInput
-from aijobs.learning.models import Flashcard
-from aijobs.queues.message import JobMessage
 from aijobs.settings import KeyRing, Settings
+from aijobs.testing.fakellm import Answer, FakeLlm
 from aijobs.testing.memory_broker import MemoryBroker
-from aijobs.wiring import Services, build_engine, build_services
+from aijobs.wiring import Services, build_services
 from tests.contracts import documents
 from tests.contracts import job_type_rules as rules
 from tests.contracts.job_type_rules import JobTypeSample
 from tests.support.gateways import health
-from tests.support.processes import Run
+from tests.support.polling import poll
+from tests.support.ports import free_port
+from tests.support.processes import Processes, Run
 from tests.support.rows import build_job, prepare_database
 
-NAME = "documented_key_terms"
+MODULE = "key_terms.job_type"
+AIJOBS = Path(sys.executable).with_name("aijobs")
+NOTES = {
+    "en": ("Osmosis is the movement of water across a membrane.", "Osmosis", "The movement of water."),
+    "zh": ("渗透作用是水分子通过半透膜的扩散。", "渗透作用", "水分子通过半透膜的扩散"),
+}
+"""In each language: the notes, and a term of theirs with its meaning."""
+
+
+@pytest.fixture(scope="module")
+def package(run: Run) -> Path:
+    """The folder that holds the example as pip installs it; the environment of the tests stays as it is."""
+    source, target = run.new_folder("key-terms"), run.new_folder("installed")
+    (source / "key_terms").mkdir()
+    (source / "key_terms" / "__init__.py").touch()
+    for block in documents.blocks(documents.read("docs/adding-a-job-type.md")):
+        if block.title is not None:
+            path = source / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", "--target", target, source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def test_the_page_lists_the_files_that_it_shows() -> None:
+    page = documents.read("docs/adding-a-job-type.md")
+    (tree,) = (block.text for block in documents.blocks(page) if block.text.startswith("key-terms/\n"))
+    listed = {line.split()[0] for line in tree.splitlines()[1:]}
+    assert listed == {block.title for block in documents.blocks(page) if block.title} | {"key_terms/__init__.py"}
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The example as an installed package would bring it: importable, and named by an entry point."""
-    for block in documents.blocks(documents.read("docs/adding-a-job-type.md")):
-        if block.title is not None:
-            path = tmp_path / block.title.replace("key_terms.py", f"{NAME}.py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint("key_terms", NAME, discovery.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(discovery, "entry_points", lambda group: [point] if group == point.group else [])
-    yield importlib.import_module(NAME)
-    sys.modules.pop(NAME, None)
+def example(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The example in this process: importable, and found by its entry point."""
+    monkeypatch.syspath_prepend(package)
+    (installed,) = distributions(path=[str(package)])
+    monkeypatch.setattr(discovery, "entry_points", installed.entry_points.select)
+    yield importlib.import_module(MODULE)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "key_terms"]:
+        sys.modules.pop(name)
 
 
 @pytest.fixture
@@ -66,30 +94,6 @@ def services(example: ModuleType, create_sqlite_database: Callable[..., str], ru
     services.database.dispose()
 
 
-class Stub:
-    """A provider that answers with the example's own sample."""
-
-    name = "local"
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self._answer = answer
-        self.asked: list[GenerateRequest] = []
-
-    def generate(self, request: GenerateRequest, token: Any) -> GenerateAnswer:
-        self.asked.append(request)
-        return GenerateAnswer(json.dumps(self._answer), self.name, request.route.model, 1, 1, 0, True, "stop")
-
-
-class Nobody:
-    """Shows no one what the worker does."""
-
-    def started(self, job_id: str) -> None:
-        """Nothing."""
-
-    def finished(self, job_id: str) -> None:
-        """Nothing."""
-
-
 def test_the_example_is_registered_and_obeys_every_rule(example: ModuleType, services: Services) -> None:
     sample = JobTypeSample(services.registry.get("key_terms"), example)
     rules.check_labels(sample)
@@ -102,24 +106,71 @@ def test_the_example_is_registered_and_obeys_every_rule(example: ModuleType, ser
         rules.check_projector(sample, projector, session, build_job(job_type="key_terms"))
 
 
-def test_a_job_of_the_example_runs_and_leaves_its_cards(
-    example: ModuleType, services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    provider = Stub(example.SAMPLE_OUTPUT)
-    monkeypatch.setattr(wiring, "LocalProvider", lambda *_: provider)
-    created = services.jobs.create_job(
-        CreateJobInput("u1", "key-terms", "note", "note-1", input=example.SAMPLE_INPUT, idempotency_key="k")
-    )
-    broker: Any = services.broker
-    message: JobMessage | None = broker.take("ai-background")
-    assert message is not None
-    engine = build_engine(services, Nobody(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
-    assert engine.execute(message) == "succeeded"
-    (request,) = provider.asked
-    assert "Osmosis is the movement of water" in request.prompt.user
-    assert _fronts(services.database, created.job.id) == ["Osmosis"]
+class Client:
+    """The user's API of the running `aijobs up`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url, self._token = url, token
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of an answer."""
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as refusal:
+            return refusal.code, json.loads(refusal.read())
 
 
-def _fronts(database: Database, job_id: str) -> list[str | None]:
-    with database.read() as session:
-        return list(session.execute(select(Flashcard.front).where(Flashcard.job_id == job_id)).scalars())
+def notes(lang: str) -> dict[str, Any]:
+    text = NOTES[lang][0]
+    return {"lang": lang, "source": {"id": lang, "title": lang}, "segments": [{"sid": "p1", "text": text}]}
+
+
+def answer_of(request: Any) -> Answer:
+    """What a model would say: one term, in the language of the notes that it was sent."""
+    quote, term, meaning = NOTES["zh" if "渗透" in str(request.body) else "en"]
+    return Answer(json.dumps({"terms": [{"term": term, "meaning": meaning, "sid": "p1", "quote": quote}]}))
+
+
+@pytest.fixture
+def learner(package: Path, processes: Processes, run: Run) -> Iterator[Client]:
+    """A user of an `aijobs up` that has the example installed and a model to ask."""
+    instance = run.new_folder("example")
+    with FakeLlm(on_request=answer_of) as llm:
+        (instance / "providers.toml").write_text(providers_file(llm.url))
+        env = {
+            "AIJOBS_INSTANCE_PATH": str(instance),
+            "AIJOBS_PORT": str(free_port()),
+            "AIJOBS_PROVIDERS": str(instance / "providers.toml"),
+            "PYTHONPATH": str(package),
+        }
+        up = processes.spawn([AIJOBS, "up"], env=env, name="up")
+        up.wait_for_output("aijobs is up", timeout=60)
+        url = re.search(r"http://127\.0\.0\.1:\d+", up.output)
+        token = re.search(r"User token  (\S+)", up.output)
+        assert url
+        assert token
+        yield Client(url[0], token[1])
+        assert up.stop(timeout=60) == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_learner_asks_the_installed_example_for_terms_and_reads_them(learner: Client) -> None:
+    for lang, (quote, term, meaning) in NOTES.items():
+        status, job = learner.ask("/api/learning/key-terms", notes(lang))
+        assert status == 202, job
+        address = f"/api/learning/key-terms?jobId={job['jobId']}"
+        poll(lambda address=address: learner.ask(address)[1]["lifecycleStatus"] == "succeeded", timeout=60)
+        _, answer = learner.ask(address)
+        evidence = [{"sid": "p1", "quote": quote}]
+        assert answer["terms"] == [{"term": term, "meaning": meaning, "lang": lang, "evidence": evidence}]
+
+    assert learner.ask("/api/learning/key-terms")[0] == 422
+    assert learner.ask("/api/learning/key-terms?jobId=nothing")[1]["error"]["code"] == "JOB_NOT_FOUND"
+    assert learner.ask("/api/learning/key-terms", {"lang": "fr"})[1]["error"]["code"] == "INPUT_INVALID"
+    stranger = Client(learner.url, "")
+    assert stranger.ask("/api/learning/key-terms", notes("en"))[0] == 401

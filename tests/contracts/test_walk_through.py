@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,47 @@ def test_each_step_uses_only_what_the_shell_has() -> None:
         for word in re.findall(r"\b(ask|job_id|wait_for|synthetic|holder|broker)\b", commands)
     }
     assert used == helpers
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ('{"finishedAt": "2026-11-29T15:59:32.195Z"}', "The job J has ended"),
+        ('{"lockedBy": null, "finishedAt": null}', "No worker has taken the job J yet"),
+    ],
+)
+def test_holder_ends_when_no_worker_holds_the_job(tmp_path: Path, shown: str, said: str) -> None:
+    done = _helper(tmp_path, "holder J", shown)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert said in done.stderr
+
+
+def test_holder_prints_the_process_of_the_worker(tmp_path: Path) -> None:
+    assert _helper(tmp_path, "holder J", '{"lockedBy": "host~boot~ns~4711~1~x"}').stdout == "4711\n"
+
+
+def test_wait_for_ends_when_nobody_answers(tmp_path: Path) -> None:
+    done = _helper(tmp_path, "wait_for J", "a-token")
+    assert done.returncode == 1
+    assert "The job J isn't final yet" in done.stderr
+
+
+def _helper(folder: Path, command: str, answer: str) -> subprocess.CompletedProcess[str]:
+    """Run a function of the shell file, over an `aijobs` that prints `answer` and an address where nobody listens."""
+    stub = folder / "aijobs"
+    stub.write_text(f"#!/bin/sh\necho {shlex.quote(answer)}\n")
+    stub.chmod(0o755)
+    (folder / "up.pid").write_text(f"1\nhttp://127.0.0.1:{free_port()}\n")
+    extra = {"AIJOBS": str(stub), "AIJOBS_INSTANCE_PATH": str(folder), "LOOKS": "2"}
+    return subprocess.run(
+        [BASH, "-c", f". docs/walk-through.sh && {command}"],
+        env=clean_environment(extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 @pytest.fixture

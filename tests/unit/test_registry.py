@@ -141,6 +141,27 @@ def test_a_definition_beyond_the_bounds_is_refused_by_name_and_is_not_there(
     assert registry.get_all() == []
 
 
+def test_two_modules_with_one_job_type_are_both_named(registry: JobDefinitionRegistry) -> None:
+    first = SimpleNamespace(__name__="first", DEFINITION=DEFINITION)
+    second = SimpleNamespace(__name__="second", DEFINITION=DEFINITION)
+    modules: Any = [first, second]
+    with pytest.raises(errors.DuplicateJobDefinition) as refused:
+        registry.load(modules, production=False)
+    assert str(refused.value) == "second: job type 'synthetic' is registered already by first"
+
+
+def test_two_modules_with_one_projector_are_both_named(registry: JobDefinitionRegistry) -> None:
+    other = replace(DEFINITION, job_type="other", projector="shared")
+    projector = SimpleNamespace(key="shared")
+    modules: Any = [
+        SimpleNamespace(__name__="first", DEFINITION=other, PROJECTOR=projector),
+        SimpleNamespace(__name__="second", DEFINITION=DEFINITION, PROJECTOR=projector),
+    ]
+    with pytest.raises(errors.DuplicateProjector) as refused:
+        registry.load(modules, production=False)
+    assert str(refused.value) == "second: projector 'shared' is registered already by first"
+
+
 def test_a_type_is_registered_once_and_a_projector_too(registry: JobDefinitionRegistry) -> None:
     registry.register(DEFINITION)
     with pytest.raises(errors.DuplicateJobDefinition, match="synthetic"):
@@ -184,7 +205,9 @@ def test_definitions_are_frozen_to_the_bottom() -> None:
 
 def test_what_is_not_meant_for_production_stays_out_of_it() -> None:
     registry = JobDefinitionRegistry()
-    real = SimpleNamespace(DEFINITION=replace(DEFINITION, job_type="real", projector=None, production=True))
+    real = SimpleNamespace(
+        __name__="real", DEFINITION=replace(DEFINITION, job_type="real", projector=None, production=True)
+    )
     modules: Any = [synthetic, real]
     registry.load(modules, production=True)
     assert [definition.job_type for definition in registry.get_all()] == ["real"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Blueprint, Flask, Response
 
-from aijobs.errors import ApiError, InputInvalid
+from aijobs.errors import ApiError
 from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import JobView
@@ -17,6 +17,7 @@ from aijobs.web.requests import (
     page_of,
     read_flag,
     read_idempotency_key,
+    read_job_id,
     read_json_object,
     read_no_parameters,
     read_optional_object,
@@ -61,12 +62,7 @@ def create_flashcards() -> Response:
 
 
 def list_flashcards() -> Response:
-    job_id = read_parameters({"jobId": str}).get("jobId")
-    if job_id is None:
-        raise InputInvalid([("jobId", "must be given")])
-    if not is_id(job_id):
-        raise ApiError("JOB_NOT_FOUND")
-    found = services().flashcards.find(get_user_id(), job_id)
+    found = services().flashcards.find(get_user_id(), read_job_id())
     made_by = found.made_by if found.cards else None
     return answer(FlashcardPage(user_job(_own_job(found.job.id)), found.cards, made_by))
 

@@ -84,6 +84,14 @@ def test_a_death_before_the_start_is_over_says_why(supervisor: Supervisor) -> No
         supervisor.require_alive()
 
 
+def test_a_refusal_of_ours_is_the_reason_and_not_what_the_server_says_after_it(supervisor: Supervisor) -> None:
+    code = "print('aijobs: the setting is wrong'); print('[ERROR] Worker failed to boot.'); raise SystemExit(3)"
+    child = supervisor.start(_spec(code, name="web"))
+    poll(lambda: not child.is_running, what="its end")
+    with pytest.raises(ChildDied, match=r"web ended \(exit code 3\): the setting is wrong$"):
+        supervisor.require_alive()
+
+
 def test_a_child_killed_by_a_signal_is_said_to_be(supervisor: Supervisor) -> None:
     child = supervisor.start(_spec("import time; time.sleep(600)"))
     child.signal(signal.SIGKILL)
@@ -131,7 +139,7 @@ def test_children_end_with_a_supervisor_that_is_killed(processes: Processes, tmp
     )
     program = processes.spawn([sys.executable, "-c", code, str(tmp_path)], name="supervisor")
     pid = int(program.wait_for_output("child").split()[1])
-    poll(lambda: psutil.Process(pid).cmdline()[-1] == "import time; time.sleep(600)", what="its start")
+    poll(lambda: psutil.Process(pid).cmdline()[-1:] == ["import time; time.sleep(600)"], what="its start")
     program.kill()
     poll(lambda: _is_gone(pid), what="the child's end")
 
