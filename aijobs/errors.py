@@ -387,6 +387,10 @@ class InvalidCredentialModes(DefinitionError):
     """The credential modes are empty or unknown, or the default is not among them."""
 
 
+class InvalidField(DefinitionError):
+    """Another field (security, script, rebuild, production) is of the wrong type."""
+
+
 class UnknownRoute(DefinitionError):
     """The definition names a route that is not configured, or allows a credential mode whose calls have none."""
 
@@ -397,6 +401,10 @@ class UnknownProjector(DefinitionError):
 
 class DuplicateProjector(DefinitionError):
     """A second projector with one key."""
+
+
+class InvalidProjector(DefinitionError):
+    """A job type's PROJECTOR has no key, or can't project."""
 
 
 class UnknownPrompt(DefinitionError):
