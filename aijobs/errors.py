@@ -276,6 +276,10 @@ class InputInvalid(ApiError):
         super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
         self._fields = fields
 
+    def renamed(self, names: Mapping[str, str]) -> InputInvalid:
+        """The same faults under the names that the caller's own request has for these fields."""
+        return InputInvalid([(names.get(field, field), fault) for field, fault in self._fields])
+
     def by_field(self) -> dict[str, str]:
         """What is wrong with each field, for a form."""
         return dict(self._fields)
