@@ -393,6 +393,10 @@ class WorkerRow:
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
     """What the database says it holds."""
+    slots: int | None
+    """How many jobs it runs at once, by its heartbeat."""
+    policy_slots: int | None
+    """How many its queue's policy gives to a process; None for a queue without jobs."""
 
 
 @dataclass(frozen=True)

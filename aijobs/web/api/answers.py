@@ -189,6 +189,8 @@ def worker(row: WorkerRow) -> dict[str, Any]:
         heartbeatAgeMs=to_ms(row.age_s),
         activeJobCount=row.active_job_count,
         activeJobIds=list(row.active_job_ids),
+        slots=row.slots,
+        policySlots=row.policy_slots,
         holds=[_camel(asdict(job)) for job in row.holds],
     )
 

@@ -336,7 +336,7 @@ SCHEMAS: dict[str, Schema] = {
                 )
             ),
         },
-        {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL},
+        {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL, "slots": NATURAL, "policySlots": NATURAL},
     ),
     "ProviderList": record({"day": TIME, "providers": array(ref("Provider"))}),
     "Provider": record(
