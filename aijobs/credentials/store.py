@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class Credential:
     fingerprint: str
     created_at: datetime
     last_used_at: datetime | None
+    readable: bool = True
+    """Whether the key can be decrypted. Jobs that name one that can't fail with CREDENTIAL_UNREADABLE."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class StoredKey:
     sealed: Sealed
 
 
-_SHOWN = tuple(getattr(UserModelCredential, name) for name in Credential.__dataclass_fields__)
+_NAMES = tuple(name for name in Credential.__dataclass_fields__ if name != "readable")
+_SHOWN = tuple(getattr(UserModelCredential, name) for name in _NAMES)
 _SEALED = (
     UserModelCredential.id,
     UserModelCredential.user_id,
@@ -86,7 +89,7 @@ class CredentialStore:
         )
         session.add(row)
         session.flush()
-        return Credential(**{name: getattr(row, name) for name in Credential.__dataclass_fields__})
+        return Credential(**{name: getattr(row, name) for name in _NAMES})
 
     def find(self, session: Session, credential_id: str) -> Credential | None:
         """The credential with this id, whose ever it is."""
@@ -94,10 +97,16 @@ class CredentialStore:
         return None if row is None else Credential(*row)
 
     def find_own(self, session: Session, user_id: str) -> list[Credential]:
-        """A user's credentials, newest first."""
+        """A user's credentials, newest first, each tried whether it can still be decrypted."""
         mine = UserModelCredential.user_id == user_id
         order = (UserModelCredential.created_at.desc(), UserModelCredential.id.desc())
-        return [Credential(*row) for row in session.execute(select(*_SHOWN).where(mine).order_by(*order))]
+        sealed = (UserModelCredential.key_id, UserModelCredential.ciphertext)
+        rows = session.execute(select(*_SHOWN, *sealed).where(mine).order_by(*order))
+        return [self._tried(Credential(*row[:-2]), Sealed(*row[-2:])) for row in rows]
+
+    def _tried(self, credential: Credential, sealed: Sealed) -> Credential:
+        place = Place(credential.id, credential.user_id, credential.mode)
+        return credential if self.vault.opens(sealed, place) else replace(credential, readable=False)
 
     def delete(self, session: Session, user_id: str, credential_id: str) -> bool:
         """Delete a user's credential; whether there was one. The user's row is locked already.

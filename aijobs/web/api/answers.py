@@ -126,6 +126,7 @@ def credential(stored: Credential) -> dict[str, Any]:
         fingerprint=stored.fingerprint,
         createdAt=stored.created_at,
         lastUsedAt=stored.last_used_at,
+        unreadable=None if stored.readable else True,
     )
 
 

@@ -181,7 +181,10 @@ SCHEMAS: dict[str, Schema] = {
             "fingerprint": {"type": "string", "description": "Equal for equal keys of yours."},
             "createdAt": TIME,
         },
-        {"lastUsedAt": {**TIME, "description": "To the hour."}},
+        {
+            "lastUsedAt": {**TIME, "description": "To the hour."},
+            "unreadable": {"const": True, "description": "The key can't be decrypted any more. Store it again."},
+        },
     ),
     "CredentialList": record({"credentials": {**array(ref("Credential")), "maxItems": MOST_CREDENTIALS}}),
     "Evidence": record({"sid": TEXT, "quote": TEXT}, {"start": NATURAL, "end": NATURAL}),
