@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -37,11 +37,6 @@ _REF = "#/components/schemas/"
 def is_none(value: object) -> bool:
     """Whether a field has no value; for `exclude_if`."""
     return value is None
-
-
-def is_empty(value: Sized) -> bool:
-    """Whether a list has no item; for `exclude_if`."""
-    return not value
 
 
 class _NeverNull:

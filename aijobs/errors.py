@@ -276,6 +276,10 @@ class InputInvalid(ApiError):
         super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
         self._fields = fields
 
+    def renamed(self, names: Mapping[str, str]) -> InputInvalid:
+        """The same faults under the names that the caller's own request has for these fields."""
+        return InputInvalid([(names.get(field, field), fault) for field, fault in self._fields])
+
     def by_field(self) -> dict[str, str]:
         """What is wrong with each field, for a form."""
         return dict(self._fields)
@@ -387,6 +391,10 @@ class InvalidCredentialModes(DefinitionError):
     """The credential modes are empty or unknown, or the default is not among them."""
 
 
+class InvalidField(DefinitionError):
+    """Another field (security, script, rebuild, production) is of the wrong type."""
+
+
 class UnknownRoute(DefinitionError):
     """The definition names a route that is not configured, or allows a credential mode whose calls have none."""
 
@@ -397,6 +405,10 @@ class UnknownProjector(DefinitionError):
 
 class DuplicateProjector(DefinitionError):
     """A second projector with one key."""
+
+
+class InvalidProjector(DefinitionError):
+    """A job type's PROJECTOR has no key, or can't project."""
 
 
 class UnknownPrompt(DefinitionError):

@@ -343,11 +343,13 @@ def build_costs(settings: Settings, catalogue: Catalogue) -> CostCalculator:
     return CostCalculator.load(path, catalogue.price_names())
 
 
-def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], None]) -> Crew:
-    """What a consumer of a queue of jobs works with."""
+def build_job_crew(
+    services: Services, queue_name: str, abandon: Callable[[], None], *, workers: int | None = None
+) -> Crew:
+    """What a consumer of a queue of jobs works with; `workers` is how many jobs it runs at once, for its heartbeat."""
     services.check_start()
     instance = InstanceId.current()
-    presence = build_presence(services, instance, queue_name)
+    presence = build_presence(services, instance, queue_name, workers)
     engine = build_engine(services, presence, instance, abandon)
     reaper = LockReaper(services.database, services.lifecycle)
     redrive = build_redrive(services)
@@ -405,10 +407,10 @@ def build_maintenance_crew(services: Services) -> Crew:
     )
 
 
-def build_presence(services: Services, instance: InstanceId, queue_name: str) -> Presence:
+def build_presence(services: Services, instance: InstanceId, queue_name: str, workers: int | None = None) -> Presence:
     """The heartbeat of one consumer process; a long lease makes it no slower than its key lives."""
     beat_s = min(services.settings.heartbeat_s, BEAT_S)
-    return Presence(services.broker.client, instance, queue_name, beat_s=beat_s)
+    return Presence(services.broker.client, instance, queue_name, slots=workers, beat_s=beat_s)
 
 
 def build_retention(services: Services) -> Retention:

@@ -34,7 +34,8 @@ def _database_must_answer() -> Iterator[None]:
 
 def _build_jobs(queue: AiJobsHuey) -> Crew:
     with _database_must_answer():
-        return build_job_crew(build_services(queue.settings, workers=queue.workers), queue.queue_name, queue.abandon)
+        services = build_services(queue.settings, workers=queue.workers)
+        return build_job_crew(services, queue.queue_name, queue.abandon, workers=queue.workers)
 
 
 def _build_passes(queue: AiJobsHuey) -> Crew:

@@ -19,6 +19,7 @@ from tests.support.databases import Databases, MariaDbServer, PostgresServer, Pr
 from tests.support.polling import poll
 from tests.support.processes import Processes, Run
 from tests.support.servers import Server, ServerMissing, ValkeyServer, skip_or_fail
+from tests.support.single_writer import Watch
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("aijobs", hypothesis.settings.default, deadline=None)
@@ -47,6 +48,25 @@ def run() -> Iterator[Run]:
             assert not left, "processes outlived their tests:\n" + "\n".join(left)
         finally:
             this_run.close()
+
+
+@pytest.fixture(scope="session")
+def _watch() -> Iterator[Watch]:
+    watch = Watch()
+    watch.install()
+    yield watch
+    watch.remove()
+
+
+@pytest.fixture(autouse=True)
+def single_writer(_watch: Watch) -> Iterator[Watch]:
+    """Fails a test during which anything but the lifecycle repository wrote a job's state, also if the product went on.
+
+    `single_writer.take()` is for the tests of the watch itself.
+    """
+    yield _watch
+    caught = _watch.take()
+    assert not caught, "\n".join(caught)
 
 
 def _running(build: Callable[[], Server]) -> Iterator[Any]:

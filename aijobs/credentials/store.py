@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from operator import not_
 from typing import Annotated, Protocol
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema, computed_field
 from sqlalchemy import Update, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
@@ -33,6 +34,9 @@ class KeyedJob(Protocol):
     credential_id: str | None
 
 
+_UNREADABLE = {"const": True, "description": "The key can't be decrypted any more. Store it again."}
+
+
 @dataclass(frozen=True)
 class Credential(Answer):
     """A stored key as its user sees it: never the key."""
@@ -45,6 +49,13 @@ class Credential(Answer):
     fingerprint: Annotated[str, Field(description="Equal for equal keys of yours.")]
     created_at: Time
     last_used_at: Annotated[Maybe[Time], Field(description="To the hour.")]
+    readable: Annotated[bool, Field(exclude=True)] = True
+
+    @computed_field(exclude_if=not_)  # type: ignore[prop-decorator]
+    @property
+    def unreadable(self) -> Annotated[bool, WithJsonSchema(_UNREADABLE)]:
+        """Whether the key can't be decrypted. Jobs that name it fail with CREDENTIAL_UNREADABLE."""
+        return not self.readable
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class StoredKey:
     sealed: Sealed
 
 
-_SHOWN = tuple(getattr(UserModelCredential, name) for name in Credential.__dataclass_fields__)
+_NAMES = tuple(name for name in Credential.__dataclass_fields__ if name != "readable")
+_SHOWN = tuple(getattr(UserModelCredential, name) for name in _NAMES)
 _SEALED = (
     UserModelCredential.id,
     UserModelCredential.user_id,
@@ -89,7 +101,7 @@ class CredentialStore:
         )
         session.add(row)
         session.flush()
-        return Credential(**{name: getattr(row, name) for name in Credential.__dataclass_fields__})
+        return Credential(**{name: getattr(row, name) for name in _NAMES})
 
     def find(self, session: Session, credential_id: str) -> Credential | None:
         """The credential with this id, whose ever it is."""
@@ -97,10 +109,16 @@ class CredentialStore:
         return None if row is None else Credential(*row)
 
     def find_own(self, session: Session, user_id: str) -> list[Credential]:
-        """A user's credentials, newest first."""
+        """A user's credentials, newest first, each tried whether it can still be decrypted."""
         mine = UserModelCredential.user_id == user_id
         order = (UserModelCredential.created_at.desc(), UserModelCredential.id.desc())
-        return [Credential(*row) for row in session.execute(select(*_SHOWN).where(mine).order_by(*order))]
+        sealed = (UserModelCredential.key_id, UserModelCredential.ciphertext)
+        rows = session.execute(select(*_SHOWN, *sealed).where(mine).order_by(*order))
+        return [self._tried(Credential(*row[:-2]), Sealed(*row[-2:])) for row in rows]
+
+    def _tried(self, credential: Credential, sealed: Sealed) -> Credential:
+        place = Place(credential.id, credential.user_id, credential.mode)
+        return credential if self.vault.opens(sealed, place) else replace(credential, readable=False)
 
     def delete(self, session: Session, user_id: str, credential_id: str) -> bool:
         """Delete a user's credential; whether there was one. The user's row is locked already.

@@ -94,6 +94,14 @@ class CredentialVault:
             why = f"its ciphertext was changed, is another row's, or was made by another key named {sealed.key_id!r}"
             raise _unreadable(place, why) from None
 
+    def opens(self, sealed: Sealed, place: Place) -> bool:
+        """Whether `open` would succeed."""
+        try:
+            self.open(sealed, place)
+        except JobError:
+            return False
+        return True
+
     def fingerprint(self, api_key: str, user_id: str) -> str:
         """16 hex digits by which a user tells keys apart: equal for equal keys of one user, whatever the ring is.
 

@@ -1,23 +1,54 @@
-"""What the engine must know of a job type."""
+"""What the engine must know of a job type.
+
+The annotations are the rules: the registry refuses a definition that breaks one, naming the field.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from aijobs.canonical import identifier_fault
 
 Domain = Literal["analysis", "generation", "import", "maintenance"]
 QueueName = Literal["ai-interactive", "ai-background"]
 CredentialMode = Literal["platform_key", "user_deepseek_key"]
 
-DOMAINS = ("analysis", "generation", "import", "maintenance")
 PLATFORM_KEY: CredentialMode = "platform_key"
 USER_DEEPSEEK_KEY: CredentialMode = "user_deepseek_key"
 USER_MODES: tuple[CredentialMode, ...] = (USER_DEEPSEEK_KEY,)
 """Those whose calls run on a key of the user's own, and are paid by the user."""
 CREDENTIAL_MODES: tuple[CredentialMode, ...] = (PLATFORM_KEY, *USER_MODES)
+
+
+JOB_TYPE = r"^[a-z][a-z0-9_]{1,63}$"
+TIMEOUT_MS = (1_000, 600_000)
+
+
+def _words(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it needs a character that can be seen")
+    return text
+
+
+def _version(text: str) -> str:
+    if len(text) > 32 or (fault := identifier_fault(text)):
+        raise ValueError("it has 1–32 characters" if len(text) not in range(1, 33) else f"it {fault}")
+    return text
+
+
+Words = Annotated[str, AfterValidator(_words)]
+Version = Annotated[str, AfterValidator(_version)]
+"""1–32 characters, no space at an end: versions are stored with each job, and compared."""
+
+
+class _Part:
+    """A definition or a part of one: an int is no bool and no float, a text no number."""
+
+    __pydantic_config__ = ConfigDict(strict=True, revalidate_instances="always")
 
 
 @dataclass(frozen=True)
@@ -39,73 +70,73 @@ MAINTENANCE_QUEUE = "ai-maintenance"
 
 
 @dataclass(frozen=True)
-class Metadata:
+class Metadata(_Part):
     """What a person is told of a job type. `labels` holds it in other languages, by language code."""
 
-    label: str
-    description: str
+    label: Words
+    description: Words
     domain: Domain
-    version: str
-    labels: Mapping[str, str] = field(default_factory=dict)
+    version: Words
+    labels: Mapping[str, Words] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Queue:
+class Queue(_Part):
     """Where the job waits. Priority: 0 is the highest, 100 the lowest."""
 
     queue_name: QueueName
-    default_priority: int = 50
+    default_priority: Annotated[int, Field(ge=0, le=100)] = 50
 
 
 @dataclass(frozen=True)
-class RetryBackoff:
+class RetryBackoff(_Part):
     """The wait before the n-th retry is `delay` · 2^(n−1) milliseconds."""
 
-    delay: int
+    delay: Annotated[int, Field(ge=1, le=3_600_000)]
     type: Literal["exponential"] = "exponential"
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(_Part):
     """Limits of an attempt. `max_retries` doesn't count the first attempt; `timeout_ms` covers a whole attempt."""
 
-    timeout_ms: int
-    max_retries: int
+    timeout_ms: Annotated[int, Field(ge=TIMEOUT_MS[0], le=TIMEOUT_MS[1])]
+    max_retries: Annotated[int, Field(ge=0, le=20)]
     retry_backoff: RetryBackoff
     cancellable: bool = True
     abort_strategy: Literal["fail", "retry"] = "fail"
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(_Part):
     """The input's schema (a pydantic model) and its version."""
 
-    schema_version: str
+    schema_version: Version
     schema: type[BaseModel]
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(_Part):
     """The output's schema, its version, and a check beyond the schema.
 
     `validator(input, output, job_id)` returns the output to keep (it may drop items), or raises `JobError`.
     """
 
-    schema_version: str
+    schema_version: Version
     schema: type[BaseModel]
     validator: Callable[[Mapping[str, Any], dict[str, Any], str], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
-class Credential:
+class Credential(_Part):
     """Whose key pays."""
 
-    allowed_modes: tuple[CredentialMode, ...] = (PLATFORM_KEY,)
+    allowed_modes: Annotated[tuple[CredentialMode, ...], Field(min_length=1)] = (PLATFORM_KEY,)
     default_mode: CredentialMode = PLATFORM_KEY
 
 
 @dataclass(frozen=True)
-class Security:
+class Security(_Part):
     """What is checked and hidden: input and output by the safety rules, personal data in the saved output."""
 
     content_safety_check: bool = False
@@ -113,11 +144,11 @@ class Security:
 
 
 @dataclass(frozen=True)
-class PromptRef:
+class PromptRef(_Part):
     """A versioned prompt: `name` is a folder of prompts, `version` the one that new jobs get."""
 
-    name: str
-    version: str
+    name: Words
+    version: Version
 
 
 Script = Callable[[Mapping[str, Any], int, "ScriptContext"], dict[str, Any]]
@@ -137,10 +168,10 @@ class ScriptContext(Protocol):
 
 
 @dataclass(frozen=True)
-class JobDefinition:
+class JobDefinition(_Part):
     """Everything the engine, the API and the console need of a job type."""
 
-    job_type: str
+    job_type: Annotated[str, Field(pattern=JOB_TYPE)]
     metadata: Metadata
     queue: Queue
     execution: Execution
@@ -152,7 +183,7 @@ class JobDefinition:
     prompt: PromptRef | None = None
     route: str | None = None
     """The name of a configured route; None: the default one."""
-    max_output_tokens: int = 8_000
+    max_output_tokens: Annotated[int, Field(ge=1, le=200_000)] = 8_000
     """The most that a provider is asked to write. After an answer that was cut off, twice as many, and so on."""
     script: Script | None = None
     """Instead of a prompt, for a type that asks no provider and leaves no usage row."""

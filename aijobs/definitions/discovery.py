@@ -34,7 +34,8 @@ def _plugged_in(name: str, value: str) -> ModuleType:
     try:
         return importlib.import_module(value)
     except Exception as error:
-        raise DefinitionError(f"the job type {name!r} can't be loaded from {value}: {error}") from error
+        why = " ".join(str(error).split())
+        raise DefinitionError(f"the job type {name!r} can't be loaded from {value}: {why}") from error
 
 
 def prompt_folders(modules: Iterable[ModuleType]) -> list[Path]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter, ValidationError
 
 from aijobs import errors
-from aijobs.definitions.definition import (
-    CREDENTIAL_MODES,
-    DOMAINS,
-    PLATFORM_KEY,
-    QUEUES,
-    JobDefinition,
-)
+from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.projector import ResultProjector
 
-JOB_TYPE = re.compile(r"[a-z][a-z0-9_]{1,63}")
-TIMEOUT_MS = (1_000, 600_000)
-MAX_OUTPUT_TOKENS = (1, 200_000)
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 def _default_route_alone(route: str | None, credential_mode: str) -> bool:
@@ -63,11 +58,11 @@ class JobDefinitionRegistry:
 
         `module` is where it comes from, for the message about a job type that two modules bring.
         """
+        _check_fields(definition)
         what = f"job type {definition.job_type!r}"
         if definition.job_type in self._definitions:
             raise errors.DuplicateJobDefinition(self._taken(what, module))
-        for check in _CHECKS:
-            check(definition)
+        _check_default_mode(definition)
         self._check_references(definition)
         self._definitions[definition.job_type] = definition
         self._modules[what] = module
@@ -105,9 +100,10 @@ class JobDefinitionRegistry:
         """
         for module in modules:
             definition: JobDefinition = module.DEFINITION
-            if production and not definition.production:
+            if production and definition.production is False:
                 continue
             if hasattr(module, "PROJECTOR"):
+                _check_projector(definition.job_type, module.PROJECTOR)
                 self.register_projector(module.PROJECTOR, module.__name__)
             self.register(definition, module.__name__)
 
@@ -131,72 +127,66 @@ class JobDefinitionRegistry:
                 raise errors.UnknownRoute(f"{d.job_type}: {named} is configured for calls under {mode}")
 
 
-def _check_name(d: JobDefinition) -> None:
-    if not JOB_TYPE.fullmatch(d.job_type):
-        raise errors.InvalidJobType(f"job type {d.job_type!r} does not match ^{JOB_TYPE.pattern}$")
-
-
-def _check_metadata(d: JobDefinition) -> None:
-    m = d.metadata
-    if not (m.label.strip() and m.description.strip() and m.version.strip()) or m.domain not in DOMAINS:
-        raise errors.InvalidMetadata(
-            f"{d.job_type}: label, description and version are needed, and a domain out of {', '.join(DOMAINS)}"
+def _check_projector(job_type: str, projector: object) -> None:
+    key = getattr(projector, "key", None)
+    if not (isinstance(key, str) and key.strip()) or not callable(getattr(projector, "project", None)):
+        raise errors.InvalidProjector(
+            f"job type {_in_a_line(job_type)}: PROJECTOR needs a `key`, which is a text, and a method `project`"
         )
 
 
-def _check_queue(d: JobDefinition) -> None:
-    if d.queue.queue_name not in QUEUES:
-        raise errors.InvalidQueue(f"{d.job_type}: queue {d.queue.queue_name!r} is none of {', '.join(QUEUES)}")
-    if not _is_int(d.queue.default_priority) or not 0 <= d.queue.default_priority <= 100:
-        raise errors.InvalidQueue(f"{d.job_type}: priority {d.queue.default_priority!r} is not within 0–100")
-
-
-def _check_execution(d: JobDefinition) -> None:
-    e = d.execution
-    low, high = TIMEOUT_MS
-    if not _is_int(e.timeout_ms) or not low <= e.timeout_ms <= high:
-        raise errors.InvalidTimeout(f"{d.job_type}: timeout_ms {e.timeout_ms!r} is not within {low}–{high}")
-    low, high = MAX_OUTPUT_TOKENS
-    if not _is_int(d.max_output_tokens) or not low <= d.max_output_tokens <= high:
-        raise errors.InvalidOutputLimit(
-            f"{d.job_type}: max_output_tokens {d.max_output_tokens!r} is not within {low}–{high}"
+def _check_default_mode(d: JobDefinition) -> None:
+    if d.credential.default_mode not in d.credential.allowed_modes:
+        raise errors.InvalidCredentialModes(
+            f"{d.job_type}: default mode {d.credential.default_mode!r} is not among the allowed modes"
         )
-    if not _is_int(e.max_retries) or not 0 <= e.max_retries <= 20:
-        raise errors.InvalidRetryPolicy(f"{d.job_type}: max_retries {e.max_retries!r} is not within 0–20")
-    backoff = e.retry_backoff
-    if backoff.type != "exponential" or not _is_int(backoff.delay) or not 0 < backoff.delay <= 3_600_000:
-        raise errors.InvalidRetryPolicy(f"{d.job_type}: the backoff is exponential, from 1–3600000 ms")
-    if e.abort_strategy not in ("fail", "retry"):
-        raise errors.InvalidRetryPolicy(f"{d.job_type}: abort_strategy {e.abort_strategy!r} is not fail or retry")
 
 
-def _check_schemas(d: JobDefinition) -> None:
-    for name, part in (("input", d.input), ("output", d.output)):
-        if not part.schema_version or len(part.schema_version) > 32:
-            raise errors.InvalidSchema(f"{d.job_type}: {name} needs a schema version of 1–32 characters")
-        if not (isinstance(part.schema, type) and issubclass(part.schema, BaseModel)):
-            raise errors.InvalidSchema(f"{d.job_type}: the {name} schema is not a pydantic model")
-    if d.output.validator is not None and not callable(d.output.validator):
-        raise errors.InvalidSchema(f"{d.job_type}: the output's validator can't be called")
+@cache
+def _rules() -> TypeAdapter[JobDefinition]:
+    return TypeAdapter(JobDefinition)
 
 
-def _check_credential(d: JobDefinition) -> None:
-    c = d.credential
-    if not c.allowed_modes or not set(c.allowed_modes) <= set(CREDENTIAL_MODES):
-        raise errors.InvalidCredentialModes(f"{d.job_type}: allowed modes are out of {', '.join(CREDENTIAL_MODES)}")
-    if c.default_mode not in c.allowed_modes:
-        raise errors.InvalidCredentialModes(f"{d.job_type}: default mode {c.default_mode!r} is not allowed")
+_ERRORS: Mapping[str, type[errors.DefinitionError]] = {
+    "job_type": errors.InvalidJobType,
+    "metadata": errors.InvalidMetadata,
+    "queue": errors.InvalidQueue,
+    "execution": errors.InvalidRetryPolicy,
+    "execution.timeout_ms": errors.InvalidTimeout,
+    "input": errors.InvalidSchema,
+    "output": errors.InvalidSchema,
+    "credential": errors.InvalidCredentialModes,
+    "projector": errors.UnknownProjector,
+    "prompt": errors.UnknownPrompt,
+    "route": errors.UnknownRoute,
+    "max_output_tokens": errors.InvalidOutputLimit,
+}
+"""What a fault in a field, or in a part as a whole, is called; any other is an `InvalidField`."""
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _check_fields(d: JobDefinition) -> None:
+    """Hold the definition against its annotations; the error is named by the first field that is wrong."""
+    try:
+        _rules().validate_python(d)
+    except ValidationError as wrong:
+        faults = wrong.errors(include_url=False, include_context=False)
+    else:
+        return
+    first = ".".join(map(str, faults[0]["loc"]))
+    error = _ERRORS.get(first) or _ERRORS.get(first.partition(".")[0], errors.InvalidField)
+    raise error(f"job type {_in_a_line(d.job_type)}: " + "; ".join(map(_fault, faults)))
 
 
-_CHECKS = (
-    _check_name,
-    _check_metadata,
-    _check_queue,
-    _check_execution,
-    _check_schemas,
-    _check_credential,
-)
+def _fault(fault: ErrorDetails) -> str:
+    path = ".".join(map(str, fault["loc"]))
+    why = fault["msg"].removeprefix("Value error, ")
+    return f"{path} is {_in_a_line(fault['input'])}: {why[0].lower()}{why[1:]}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def _in_a_line(value: object) -> str:
+    """`value` as a programmer writes it, cut where it is long."""
+    return " ".join(_SHORT.repr(value).split())

@@ -45,6 +45,12 @@ class CreateJobInput:
     overrides: Overrides = Overrides()
 
 
+def can_have_led_to_a_job(request: CreateJobInput) -> bool:
+    """Whether there is a key, and key and user id can be in a job's row. Not every database can look up others."""
+    key = request.idempotency_key
+    return key is not None and identifier_fault(key) is None and identifier_fault(request.user_id) is None
+
+
 def check_request(request: CreateJobInput) -> None:
     """`InputInvalid` naming each identifier that can't be one, and each part of the input that can't be stored."""
     named = {"userId": request.user_id, "targetType": request.target_type, "targetId": request.target_id}
@@ -100,8 +106,8 @@ def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: A
         faults.append(("credentialMode", f"is one of {', '.join(definition.credential.allowed_modes)}"))
     if mode == PLATFORM_KEY and overrides.credential_id is not None:
         faults.append(("credentialId", "goes with the user's own key alone"))
-    if mode != PLATFORM_KEY and overrides.credential_id is None:
-        faults.append(("credentialId", "is needed for the user's own key"))
+    if mode != PLATFORM_KEY and not isinstance(overrides.credential_id, str):
+        faults.append(("credentialId", "is needed for the user's own key, and is a text"))
     prompt = definition.prompt.version if definition.prompt else None
     if overrides.prompt_version is not None:
         prompt = overrides.prompt_version
@@ -125,18 +131,21 @@ def request_hash(request: CreateJobInput, keys: KeyRing, key_id: str | None = No
     secret = keys.get(key_id)
     if secret is None:
         return None
-    document = {
+    return f"{key_id}:{hmac.new(secret, canonical_bytes(_received(request)), hashlib.sha256).hexdigest()}"
+
+
+def _received(request: CreateJobInput) -> dict[str, Any]:
+    return {
         "input": request.input,
         "targetType": request.target_type,
         "targetId": request.target_id,
         "overrides": {name: value for name, value in vars(request.overrides).items() if value is not None},
     }
-    return f"{key_id}:{hmac.new(secret, canonical_bytes(document), hashlib.sha256).hexdigest()}"
 
 
 def is_same_request(request: CreateJobInput, stored_hash: str | None, keys: KeyRing) -> bool:
-    """Whether `request` is the one whose hash was stored."""
-    if stored_hash is None:
+    """Whether `request` is the one whose hash was stored. One that can't be stored has no hash, and is another."""
+    if stored_hash is None or any(find_faults(_received(request))):
         return False
     again = request_hash(request, keys, stored_hash.partition(":")[0])
     return again is not None and hmac.compare_digest(again, stored_hash)

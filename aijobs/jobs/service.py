@@ -27,6 +27,7 @@ from aijobs.jobs.requests import (
     Terms,
     UnavailableFor,
     agree_terms,
+    can_have_led_to_a_job,
     check_request,
     is_same_request,
     request_hash,
@@ -78,16 +79,17 @@ class AiJobService:
 
         A key that led to a job for the same request before answers with that job, whatever its state.
         Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, PLATFORM_UNAVAILABLE,
-        TOO_MANY_JOBS and QUOTA_EXCEEDED; a key that led to a job is answered before any limit, and in any outage.
+        TOO_MANY_JOBS and QUOTA_EXCEEDED; a key that led to a job is answered before any other check, and in any outage.
         """
         definition = self._registry.get(job_type_name(request.job_type))
-        check_request(request)
-        content = validated_input(definition, request.input)
-        terms = agree_terms(definition, request.overrides, self._known_prompt)
+        # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.
         with self._database.read() as session:
             existing = self._existing(session, definition, request)
         if existing is not None:
             return CreatedJob(existing, created=False)
+        check_request(request)
+        content = validated_input(definition, request.input)
+        terms = agree_terms(definition, request.overrides, self._known_prompt)
         wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
         if wait is not None:
             raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
@@ -123,7 +125,7 @@ class AiJobService:
 
     def _existing(self, session: Session, definition: JobDefinition, request: CreateJobInput) -> AiJob | None:
         """The job that this user's key led to before; refused where it was another request's."""
-        if request.idempotency_key is None:
+        if not can_have_led_to_a_job(request):
             return None
         by_key = {
             "user_id": request.user_id,

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from aijobs.ai.catalogue import LOCAL
 from aijobs.ai.models import DONE, AiUsageLog
 from aijobs.answers import Answer, Maybe, Natural, Time, one_of
-from aijobs.canonical import identifier_fault
 from aijobs.db.database import Database
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
@@ -95,20 +94,20 @@ class FlashcardService:
         notes, overrides = take_credential(body)
         source = notes.get("source")
         note = source.get("id") if isinstance(source, Mapping) else None
-        if isinstance(note, str) and (fault := identifier_fault(note)):
-            raise InputInvalid([("source.id", fault)])
-        return self._jobs.create_job(
-            CreateJobInput(
-                user_id=user_id,
-                job_type=job_type,
-                target_type=TARGET_TYPE,
-                # What isn't a text is named by the input's schema, as `source.id`.
-                target_id=note if isinstance(note, str) else "-",
-                input=notes,
-                idempotency_key=idempotency_key,
-                overrides=overrides,
-            )
+        request = CreateJobInput(
+            user_id=user_id,
+            job_type=job_type,
+            target_type=TARGET_TYPE,
+            # What isn't a text is named by the input's schema, as `source.id`.
+            target_id=note if isinstance(note, str) else "-",
+            input=notes,
+            idempotency_key=idempotency_key,
+            overrides=overrides,
         )
+        try:
+            return self._jobs.create_job(request)
+        except InputInvalid as refused:
+            raise refused.renamed({"targetId": "source.id"}) from None
 
     def find(self, user_id: str, job_id: str, job_type: str = FLASHCARD_GENERATION) -> FlashcardSet:
         """The newest job of the chain that `job_id` is part of, its cards, and by what they were made.
@@ -143,17 +142,14 @@ def _made_by(session: Session, root_id: str) -> str | None:
 
 
 def take_credential(body: Mapping[str, Any]) -> tuple[dict[str, Any], Overrides]:
-    """The body without `credentialId`, and whose key its job runs on. `InputInvalid` for what can be no id.
+    """The body without `credentialId`, and whose key its job runs on.
 
-    Whose credential it is, `AiJobService.create_job` looks at.
+    Whether it is an id, and of whose credential, `AiJobService.create_job` looks at, behind the idempotency key.
     """
     rest = dict(body)
     if "credentialId" not in rest:
         return rest, Overrides()
-    credential_id = rest.pop("credentialId")
-    if not isinstance(credential_id, str):
-        raise InputInvalid([("credentialId", "must be a text")])
-    return rest, Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
+    return rest, Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=rest.pop("credentialId"))
 
 
 def _card(card: Flashcard) -> Card:

@@ -41,8 +41,8 @@ _LOOK_S = 0.1
 _NEXT_PORTS = 20
 
 MAINTENANCE = "maintenance"
-CONSUMERS = (("interactive", 2), ("background", 1), (MAINTENANCE, 1))
-"""The consumers by their names in `aijobs.workers`, and how many threads each has."""
+CONSUMERS = ("interactive", "background", MAINTENANCE)
+"""The consumers by their names in `aijobs.workers`. How many threads each has, its queue's policy says."""
 
 
 class AlreadyUp(AijobsError):
@@ -223,8 +223,8 @@ class Station:
         self._start_broker()
         self._prepare_database()
         self._web.start(self._web_spec(self._socket.fileno()))
-        for name, threads in CONSUMERS:
-            self._consumers.start(self._consumer_spec(name, threads))
+        for name in CONSUMERS:
+            self._consumers.start(self._consumer_spec(name))
         self._wait_until_it_answers()
 
     def _listen(self) -> socket.socket:
@@ -263,11 +263,8 @@ class Station:
         ]
         return ChildSpec("web", command, stop_timeout_s=WEB_GRACE_S + 5, inherit_fds=(descriptor,))
 
-    def _consumer_spec(self, name: str, threads: int) -> ChildSpec:
-        command = [
-            *(sys.executable, "-m", "huey.bin.huey_consumer"),
-            *(f"aijobs.workers.{name}", "-w", str(threads)),
-        ]
+    def _consumer_spec(self, name: str) -> ChildSpec:
+        command = [sys.executable, "-m", "huey.bin.huey_consumer", f"aijobs.workers.{name}"]
         return ChildSpec(name, command, stop_timeout_s=self._settings.shutdown_grace_s + 10)
 
     def _wait_until_it_answers(self) -> None:
@@ -313,8 +310,8 @@ class Station:
             self._broker.start()
             assert self._socket is not None
             self._web.start(self._web_spec(self._socket.fileno()))
-            for name, threads in CONSUMERS:
-                self._consumers.start(self._consumer_spec(name, threads))
+            for name in CONSUMERS:
+                self._consumers.start(self._consumer_spec(name))
         self._web.revive()
         self._consumers.revive()
 

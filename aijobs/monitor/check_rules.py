@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from aijobs.ai.models import STARTED, AiUsageLog
 from aijobs.db.clock import Clock
-from aijobs.definitions.registry import TIMEOUT_MS
+from aijobs.definitions.definition import TIMEOUT_MS
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED

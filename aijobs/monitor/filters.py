@@ -13,8 +13,8 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from aijobs.canonical import identifier_fault
 from aijobs.clock import iso
-from aijobs.definitions.definition import QUEUES
-from aijobs.definitions.registry import JOB_TYPE, job_type_name
+from aijobs.definitions.definition import JOB_TYPE, QUEUES
+from aijobs.definitions.registry import job_type_name
 from aijobs.errors import InputInvalid
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FAILED, LIFECYCLE_STATUSES
@@ -118,7 +118,7 @@ def _read_identifier(text: str) -> str:
 
 def _read_job_type(text: str) -> str:
     name = job_type_name(text)
-    if not JOB_TYPE.fullmatch(name):
+    if not re.fullmatch(JOB_TYPE, name):
         raise ValueError("not a job type's name")
     return name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import not_
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, WithJsonSchema, computed_field
@@ -20,7 +21,6 @@ from aijobs.answers import (
     Milliseconds,
     Natural,
     Time,
-    is_empty,
     is_none,
     one_of,
 )
@@ -380,7 +380,7 @@ class Wait(Answer):
     reason: Annotated[str, one_of(WAIT_REASONS)]
     until: Maybe[Time] = None
     """When it is asked for again, where that is told by the job itself and lies ahead."""
-    breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=is_empty)] = ()
+    breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=not_)] = ()
     """With `breaker_open`: those that keep its calls back, in the order of its routes."""
     explanation: str = ""
     """In the reader's language, which the web knows."""
@@ -504,6 +504,10 @@ class WorkerRow(Answer):
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
     """What the database says it holds."""
+    slots: Maybe[Natural]
+    """How many jobs it runs at once, by its heartbeat."""
+    policy_slots: Maybe[Natural]
+    """How many its queue's policy gives to a process; None for a queue without jobs."""
 
 
 @dataclass(frozen=True)

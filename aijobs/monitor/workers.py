@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.clock import iso
+from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
@@ -37,6 +38,8 @@ class Heartbeat(Protocol):
     def active_job_count(self) -> int: ...
     @property
     def active_job_ids(self) -> Sequence[str]: ...
+    @property
+    def slots(self) -> int | None: ...
     @property
     def age_s(self) -> float: ...
 
@@ -88,7 +91,13 @@ class WorkerReads:
             active_job_count=len(active) if late else beat.active_job_count,
             active_job_ids=tuple(active),
             holds=tuple(held),
+            slots=beat.slots,
+            policy_slots=_policy_slots(beat.queue),
         )
+
+
+def _policy_slots(queue_name: str) -> int | None:
+    return QUEUES[queue_name].concurrency if queue_name in QUEUES else None
 
 
 def _silent(instance_id: str, held: Sequence[HeldJob], state: str) -> WorkerRow:
@@ -105,6 +114,8 @@ def _silent(instance_id: str, held: Sequence[HeldJob], state: str) -> WorkerRow:
         active_job_count=len(held),
         active_job_ids=tuple(job.id for job in held),
         holds=tuple(held),
+        slots=None,
+        policy_slots=_policy_slots(held[0].queue_name),
     )
 
 

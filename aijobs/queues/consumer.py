@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -23,32 +22,10 @@ from aijobs.settings import Settings
 
 EXIT_ABANDONED = 75
 """EX_TEMPFAIL: start me again."""
-MAX_DELAY_S = 2.0
-"""The longest sleep between two tries while the broker is away."""
 ABANDON_LIMIT_S = 10.0
 """Beyond the grace time, for giving back at a process's own end."""
 
 logger = get_logger(__name__)
-
-
-def fit_options(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Huey's options as given on its command line, made right whatever was left out. `SettingsError`.
-
-    Huey can't tell a flag left out from its default, so graceful SIGTERM is fixed and the back-off only
-    bounded.
-    """
-    if options.get("worker_type", "thread") != "thread":
-        raise SettingsError(f"-k {options['worker_type']}: only threads are supported; leave -k out")
-    grace_s = options.get("shutdown_timeout")
-    return {
-        **options,
-        "graceful_signal": "TERM",
-        "shutdown_timeout": settings.shutdown_grace_s if grace_s is None else grace_s,
-        "max_delay": min(options.get("max_delay", MAX_DELAY_S), MAX_DELAY_S),
-        "scheduler_interval": 1,
-        "flush_locks": False,
-        "extra_locks": None,
-    }
 
 
 def check_broker(settings: Settings) -> None:

@@ -15,14 +15,16 @@ from huey.registry import Message
 from huey.serializer import Serializer
 from huey.storage import PriorityRedisStorage
 
+from aijobs.definitions.definition import QUEUES
 from aijobs.errors import AijobsError
 from aijobs.logs import Outage, get_logger, where
 from aijobs.queues.beat import Every
 from aijobs.queues.broker import huey_name
 from aijobs.queues.codec import TASK, BadMessage, arguments, decode, event_id_of, read_arguments
 from aijobs.queues.connection import READ_TIMEOUT_S, connect
-from aijobs.queues.consumer import AiJobsConsumer, check_broker, configure_logs, fit_options
+from aijobs.queues.consumer import AiJobsConsumer, check_broker, configure_logs
 from aijobs.queues.crew import Crew
+from aijobs.queues.flags import fit_options
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
 
@@ -90,8 +92,8 @@ class AiJobsHuey(PriorityRedisHuey):
     ) -> None:
         self.queue_name = queue_name
         self.job_task_name = ""
-        self.workers = 1
-        """How many messages this process works on at once: `-w`, known when its consumer is made."""
+        self.workers = QUEUES[queue_name].concurrency if queue_name in QUEUES else 1
+        """How many messages this process works on at once: the queue's policy, or `-w` once its consumer is made."""
         self.crew: Crew | None = None
         self.outage = Outage(logger, "broker")
         self._build_crew, self._load_settings = build_crew, load_settings
@@ -199,9 +201,10 @@ class AiJobsHuey(PriorityRedisHuey):
         """What `huey_consumer` runs. Ends the process with one line and code 1 where it couldn't do right."""
         try:
             configure_logs(self.settings)
-            fitted = fit_options(options, self.settings)
+            passes = bool(self._registry.periodic_tasks)
+            fitted = fit_options(options, self.settings, workers=self.workers, passes=passes)
             check_broker(self.settings)
-            self.workers = fitted.get("workers", 1)
+            self.workers = fitted["workers"]
             crew = self.gather_crew()
         except AijobsError as error:
             sys.exit(f"aijobs: {error}")

@@ -29,8 +29,18 @@ class Presence:
     """One process's heartbeat. Thread-safe; never raises on trouble with Redis, and never makes a job wait
     for it: a thread of its own writes, soon after a job's start or end and every `beat_s` seconds."""
 
-    def __init__(self, client: redis.Redis, instance: InstanceId, queue_name: str, *, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        instance: InstanceId,
+        queue_name: str,
+        *,
+        slots: int | None = None,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        """`slots`: how many jobs this process runs at once; None for one that runs none."""
         self._client, self._instance, self._queue_name, self._beat_s = client, instance, queue_name, beat_s
+        self._slots = slots
         self._key = f"{HEARTBEAT_PREFIX}{instance}"
         self._started_at = iso(utc_now())
         self._guard = threading.Lock()
@@ -87,6 +97,7 @@ class Presence:
                 "host": self._instance.host,
                 "pid": self._instance.pid,
                 "startedAt": self._started_at,
+                "slots": self._slots,
                 "activeJobCount": len(active),
                 "activeJobIds": active,
             }
@@ -113,6 +124,8 @@ class WorkerPresence:
     started_at: datetime
     active_job_count: int
     active_job_ids: tuple[str, ...]
+    slots: int | None
+    """How many jobs it runs at once; None for one that runs none, or doesn't say."""
     age_s: float
     """Since that heartbeat, by Redis's clock: a worker's wrong clock changes nothing."""
 
@@ -152,7 +165,12 @@ def _read(card: bytes | None, ttl_ms: int) -> WorkerPresence | None:
             started_at=parse_iso(fields["startedAt"]),
             active_job_count=int(fields["activeJobCount"]),
             active_job_ids=tuple(str(job_id) for job_id in fields["activeJobIds"]),
+            slots=_slots(fields.get("slots")),
             age_s=max(0.0, TTL_S - ttl_ms / 1000),
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _slots(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value < 1_000_000 else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -162,6 +162,113 @@ def test_two_modules_with_one_projector_are_both_named(registry: JobDefinitionRe
     assert str(refused.value) == "second: projector 'shared' is registered already by first"
 
 
+FOREIGN: tuple[Any, ...] = (None, 5, 1.5, True, "text", b"bytes", ("text",), ["text"], {"a": 1}, object())
+"""One value of each type that an author might write by mistake."""
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether a field annotated with `hint` may hold `value`, bounds aside."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(accepts(each, value) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is Callable:
+        return callable(value)
+    if origin is type:
+        return isinstance(value, type)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(accepts(arguments[0], each) for each in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values())
+    return type(value) is hint if hint in (str, int, bool, NoneType) else isinstance(value, hint)
+
+
+def field_paths(part: type, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(`execution.timeout_ms`, its annotation) for each field of a definition and of its parts."""
+    for name, hint in get_type_hints(part).items():
+        inner = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each)]
+        yield f"{path}{name}", hint
+        for each in inner:
+            yield from field_paths(each, f"{path}{name}.")
+
+
+PATHS = dict(field_paths(JobDefinition))
+
+
+def with_value(part: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    return replace(part, **{name: with_value(getattr(part, name), rest, value) if rest else value})
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_field_of_another_type_is_refused_in_one_line_with_type_and_field(
+    registry: JobDefinitionRegistry, path: str
+) -> None:
+    whole = ASKING if path.startswith("prompt") else DEFINITION
+    wrong = [value for value in FOREIGN if not accepts(PATHS[path], value)]
+    assert wrong
+    for value in wrong:
+        definition = with_value(whole, path, value)
+        with pytest.raises(DefinitionError) as refused:
+            registry.register(definition)
+        text = str(refused.value)
+        assert text.startswith(f"job type {definition.job_type!r}: ")
+        assert f"{path} is " in text or f"{path}." in text
+        assert "\n" not in text
+        assert type(refused.value) is not DefinitionError
+    assert registry.get_all() == []
+
+
+BLANKS = ("", " ", "\t", "1 ", " 1", "1\n", "1\x00", "v" * 33)
+
+
+@pytest.mark.parametrize("path", ["input.schema_version", "output.schema_version", "prompt.version"])
+@pytest.mark.parametrize("version", BLANKS)
+def test_a_version_that_can_not_be_stored_and_compared_is_refused(path: str, version: str) -> None:
+    registry = JobDefinitionRegistry(lambda name, version: True)
+    registry.register_projector(PROJECTOR)
+    with pytest.raises(DefinitionError, match=rf"'synthetic': {path} is"):
+        registry.register(with_value(ASKING, path, version))
+
+
+@pytest.mark.parametrize("production", [None, 0, "no"])
+def test_a_wrong_type_in_production_is_refused_and_not_left_out(production: Any) -> None:
+    module: Any = SimpleNamespace(DEFINITION=replace(DEFINITION, projector=None, production=production))
+    with pytest.raises(DefinitionError, match="production is"):
+        JobDefinitionRegistry().load([module], production=True)
+
+
+def test_a_value_that_can_not_be_shown_in_a_line_is_shown_in_one(registry: JobDefinitionRegistry) -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    for value in (Broken(), "two\nlines" * 1000):
+        with pytest.raises(errors.InvalidQueue) as refused:
+            registry.register(replace(DEFINITION, queue=Queue(value)))  # type: ignore[arg-type]
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "projector",
+    [
+        None,
+        "synthetic",
+        SimpleNamespace(),
+        SimpleNamespace(key=5, project=print),
+        SimpleNamespace(key=" ", project=print),
+        SimpleNamespace(key="mine"),
+        SimpleNamespace(key="mine", project="run"),
+    ],
+)
+def test_a_projector_that_is_none_is_refused_with_the_type_that_brings_it(projector: Any) -> None:
+    module: Any = SimpleNamespace(DEFINITION=DEFINITION, PROJECTOR=projector)
+    with pytest.raises(errors.InvalidProjector, match=r"'synthetic'.*PROJECTOR"):
+        JobDefinitionRegistry().load([module], production=False)
+
+
 def test_a_type_is_registered_once_and_a_projector_too(registry: JobDefinitionRegistry) -> None:
     registry.register(DEFINITION)
     with pytest.raises(errors.DuplicateJobDefinition, match="synthetic"):
@@ -219,11 +326,16 @@ PLUG_INS = {
     "good_one": "from dataclasses import replace\n"
     "from aijobs.job_types import synthetic\n"
     "DEFINITION = replace(synthetic.DEFINITION, job_type='plugged_in')\n",
+    "wrong_field": "from dataclasses import replace\n"
+    "from aijobs.job_types.synthetic import DEFINITION as D\n"
+    "DEFINITION = replace(D, job_type='plugged_in', metadata=replace(D.metadata, label=5))\n",
     "missing_import": "import a_package_that_nobody_has\n",
     "syntax": "def (:\n",
     "raises": "raise RuntimeError('mine')\n",
     "no_definition": "",
     "wrong_definition": "DEFINITION = 'synthetic'\n",
+    "several_lines": "import pydantic\nclass M(pydantic.BaseModel):\n    a: int\nM(a='x')\n",
+    "missing_part": "from aijobs.definitions.definition import JobDefinition\nDEFINITION = JobDefinition('mine')\n",
 }
 
 
@@ -251,13 +363,23 @@ def test_installed_packages_add_job_types(registry: JobDefinitionRegistry, plug_
     assert registry.get("plugged_in").script is DEFINITION.script
 
 
-@pytest.mark.parametrize("name", [*sorted(set(PLUG_INS) - {"good_one"}), "nowhere_to_be_found"])
+@pytest.mark.parametrize("name", [*sorted(set(PLUG_INS) - {"good_one", "wrong_field"}), "nowhere_to_be_found"])
 def test_a_plug_in_that_can_not_be_loaded_stops_the_start_with_its_name(
     plug_in: Callable[[str], None], name: str
 ) -> None:
     plug_in(name)
-    with pytest.raises(DefinitionError, match=name):
+    with pytest.raises(DefinitionError, match=name) as refused:
         discovery.find_job_types(job_types)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_wrong_type_in_a_plug_in_is_refused_with_its_name_and_field(
+    registry: JobDefinitionRegistry, plug_in: Callable[[str], None]
+) -> None:
+    plug_in("wrong_field")
+    modules = discovery.find_job_types(job_types)
+    with pytest.raises(errors.InvalidMetadata, match=r"'plugged_in': metadata\.label is 5"):
+        registry.load(modules[-1:], production=False)
 
 
 def test_a_hyphen_in_a_name_is_an_underscore() -> None:

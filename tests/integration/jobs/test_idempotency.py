@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
-from aijobs.errors import ApiError
+from aijobs.definitions.definition import Credential, Input
+from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
+from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.service import CreatedJob
 from aijobs.settings import KeyRing
@@ -17,6 +21,14 @@ from tests.support.jobs import BEGIN, KEYS, Kit, open_kit, race
 
 NEW = b"n" * 32
 OLD_KEY = KEYS.current
+
+
+def deep(levels: int) -> list[Any]:
+    """A list within a list, so many levels."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def _refusal(kit: Kit, request: Any) -> tuple[str, dict[str, Any]]:
@@ -125,6 +137,73 @@ def test_a_key_leads_to_its_job_whatever_became_of_it(kit: Kit, state: str) -> N
     again = kit.create(idempotency_key="k")
     assert (again.created, again.job.id) == (False, job_id)
     assert kit.everything() == before
+
+
+class StricterInput(BaseModel):
+    """What the synthetic type might ask for tomorrow."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: list[str]
+
+
+def change_definition(kit: Kit, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    changed = replace(DEFINITION, **changes)
+    monkeypatch.setattr(kit.services.registry, "get", lambda job_type: changed)
+
+
+TOMORROW: dict[str, dict[str, Any]] = {
+    "the input's schema": {"input": Input("2", StricterInput)},
+    "the output's version": {"output": replace(DEFINITION.output, schema_version="2")},
+    "the credential modes": {"credential": Credential(("user_deepseek_key",), "user_deepseek_key")},
+}
+
+
+@pytest.mark.parametrize("what", TOMORROW)
+def test_a_repeat_gets_its_job_after_the_definition_changed(
+    sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    kit = sqlite_kit
+    overrides = {"output_schema_version": "1", "credential_mode": "platform_key"}
+    job = kit.new_job(idempotency_key="k", **overrides)
+    change_definition(kit, monkeypatch, **TOMORROW[what])
+    assert kit.create(idempotency_key="k", **overrides).job.id == job.id
+    _, details = _refusal(kit, kit.request(idempotency_key="k", target_id="n2", **overrides))
+    assert details == {"jobId": job.id, "reason": "other_request"}
+    with pytest.raises(InputInvalid):
+        kit.create(idempotency_key="another", **overrides)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input": {"calls": 5}},
+        {"input": {"calls": [{"output": {"a": 2**53}}]}},
+        {"input": {"calls": [{"output": {"a": float("nan")}}]}},
+        {"input": {"calls": [{"output": {"a": "\ud800"}}]}},
+        {"input": {"calls": deep(2000)}},
+        {"target_id": " n1"},
+        {"target_type": "t" * 65},
+        {"priority": 900},
+        {"credential_mode": "user_deepseek_key", "credential_id": 5},
+        {"credential_mode": "user_deepseek_key", "credential_id": "\x00"},
+    ],
+)
+def test_a_used_key_with_a_request_that_is_no_job_is_reused_and_not_invalid(
+    sqlite_kit: Kit, changes: dict[str, Any]
+) -> None:
+    job = sqlite_kit.new_job(idempotency_key="k")
+    code, details = _refusal(sqlite_kit, sqlite_kit.request(idempotency_key="k", **changes))
+    assert (code, details) == ("IDEMPOTENCY_KEY_REUSED", {"jobId": job.id, "reason": "other_request"})
+
+
+def test_the_key_of_a_deleted_job_is_expired_before_its_input_is_read(sqlite_kit: Kit) -> None:
+    gone = new_id()
+    of_job = {"user_id": "u1", "job_type": "synthetic", "idempotency_key": "k", "request_hash": "k1:0"}
+    with sqlite_kit.database.transaction() as session:
+        session.add(JobTombstone(job_id=gone, deleted_at=BEGIN, **of_job))
+    refusal = _refusal(sqlite_kit, sqlite_kit.request(idempotency_key="k", input={"calls": 5}))
+    assert refusal == ("IDEMPOTENCY_KEY_REUSED", {"jobId": gone, "reason": "expired"})
 
 
 def test_the_key_of_a_job_that_was_deleted_is_refused_as_expired(kit: Kit) -> None:

@@ -26,6 +26,7 @@ def presence(**changes: Any) -> WorkerPresence:
         "started_at": BEGIN,
         "active_job_count": 1,
         "active_job_ids": ("x",),
+        "slots": 4,
         "age_s": 3.0,
     }
     return WorkerPresence(**{**values, **changes})
@@ -83,6 +84,7 @@ def test_a_worker_that_holds_jobs_without_a_sign_of_life_is_lost(
     assert [job.id for job in live.holds] == [mine.id]
     assert (lost.host, lost.pid, lost.active_job_ids) == ("other", 9, (theirs.id,))
     assert live.started_at == "2026-03-01T08:00:00.000Z"
+    assert [(row.slots, row.policy_slots) for row in (live, lost)] == [(4, 2), (None, 2)]
 
 
 def test_the_outbox_says_what_waits_what_is_dead_and_what_nobody_knew(database: Database, monitor: Monitor) -> None:

@@ -72,6 +72,7 @@ def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, 
         "host",
         "pid",
         "startedAt",
+        "slots",
         "activeJobCount",
         "activeJobIds",
     }

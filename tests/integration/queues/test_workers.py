@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from aijobs.cli.tokens import issue_user_token
+from aijobs.definitions.definition import BACKGROUND, INTERACTIVE
 from aijobs.errors import describe
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import AiJob, AiJobEvent
@@ -341,6 +342,19 @@ def test_a_job_runs_under_the_documented_redis_user(
         assert consumer.stop() == 0
     with server.client() as admin:
         assert admin.acl_log() == []
+
+
+def test_a_consumer_without_w_has_the_threads_of_its_queues_policy(site: Site) -> None:
+    consumers = [site.start("interactive"), site.start("background"), site.start("background", "-w", "1")]
+    consumers.append(site.start("interactive", "-w", "3"))
+
+    slots = poll(lambda: _slots_of(site, consumers), timeout=30, what="all four said hello")
+    assert slots == [INTERACTIVE.concurrency, BACKGROUND.concurrency, 1, 3]
+
+
+def _slots_of(site: Site, consumers: list[Program]) -> list[int | None] | None:
+    found = {worker.pid: worker.slots for worker in site.services.presence.read()}
+    return [found[one.pid] for one in consumers] if all(one.pid in found for one in consumers) else None
 
 
 @pytest.mark.parametrize("queue", ["interactive", "maintenance"])

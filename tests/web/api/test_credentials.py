@@ -91,6 +91,21 @@ def test_without_label_and_mode_there_are_defaults_and_equal_keys_have_one_finge
     assert order == [each["credentialId"] for each in (other, second, first)]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"ciphertext": b"\x01" + b"x" * 60}, {"ciphertext": b""}, {"ciphertext": b"\x09" + b"x" * 60}, {"key_id": "gone"}],
+)
+def test_a_key_that_can_not_be_decrypted_is_marked_in_the_list(
+    client: FlaskClient, database: Database, changes: dict[str, Any]
+) -> None:
+    good, spoilt = store(client).json, store(client).json
+    with database.transaction() as session:
+        this = UserModelCredential.id == spoilt["credentialId"]
+        session.execute(update(UserModelCredential).where(this).values(**changes))
+    listed = client.get(URL, headers=as_user()).json["credentials"]
+    assert listed == [{**spoilt, "unreadable": True}, good]
+
+
 def test_the_eleventh_key_is_one_too_many(client: FlaskClient) -> None:
     assert {store(client).status_code for _ in range(10)} == {201}
     refused = store(client)

@@ -60,7 +60,7 @@ class Stage:
     def __init__(self, services: Services, app: Flask) -> None:
         self.services, self.app = services, app
         self.instance = InstanceId.current()
-        self.presence = Presence(services.broker.client, self.instance, "ai-interactive")
+        self.presence = Presence(services.broker.client, self.instance, "ai-interactive", slots=3)
         self.engine = build_job_engine(services, self.presence, self.instance, abandon=lambda: None)
 
     # --- jobs ---------------------------------------------------------------------------------------------

@@ -41,6 +41,13 @@ def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role:
         assert len(soup.find(id="job-strip").find_all("li")) == 6
 
 
+def test_the_workers_page_shows_a_workers_threads_beside_its_queues_policy(stage: Stage) -> None:
+    stage.presence.beat()
+    for language, text in (("en", "0 of 3 policy: 2"), ("zh", "共 3 个，0 个在用 策略：2")):
+        cell = stage.client("VIEWER", language=language).soup("/console/workers").find("tr", attrs={"data-row": True})
+        assert text in cell.get_text(" ", strip=True)
+
+
 def test_the_workers_page_tells_which_duty_fails_and_which_nobody_does(stage: Stage) -> None:
     log = PassLog(stage.services.database, stage.services.clock)
     for name in ("reaper", "redrive"):
