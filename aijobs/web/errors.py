@@ -6,7 +6,6 @@ No exception's text is ever in an answer, and none in the log: it may hold what 
 from __future__ import annotations
 
 import math
-import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import HTTPException
 
 from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
-from aijobs.logs import get_logger
+from aijobs.logs import get_logger, where
 from aijobs.web.context import is_api_request, language
 
 logger = get_logger(__name__)
@@ -98,12 +97,11 @@ def _is_busy(error: Exception) -> bool:
 
 
 def _log(event: str, error: Exception) -> None:
-    """Where it happened, by file and line; never the error's own text."""
-    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    """Log the frames where it happened; never the error's own text."""
     logger.error(
         event,
         error=type(error).__name__,
-        at=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        where=where(error),
         method=request.method,
         route=request.url_rule.rule if request.url_rule else None,
     )
