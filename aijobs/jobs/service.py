@@ -86,6 +86,9 @@ class AiJobService:
         terms = agree_terms(definition, request.overrides, self._known_prompt)
         with self._database.read() as session:
             existing = self._existing(session, definition, request)
+            if existing is None:
+                # Before the breaker: its state is nobody's business but the owner's.
+                self._check_credential(session, request.user_id, terms)
         if existing is not None:
             return CreatedJob(existing, created=False)
         wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
