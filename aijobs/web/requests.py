@@ -159,6 +159,13 @@ def read_no_parameters() -> None:
     read_parameters({})
 
 
+def read_text(text: str) -> str:
+    """Any text but an empty one, which would narrow nothing though it names a filter."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def read_limit(text: str) -> int:
     """A page's length: 1 to 100."""
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_LIMIT):

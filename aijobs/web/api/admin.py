@@ -28,13 +28,14 @@ from aijobs.web.requests import (
     read_optional_reason,
     read_parameters,
     read_reason,
+    read_text,
 )
 from aijobs.web.shapes import breaker
 from aijobs.web.user_tokens import is_user_request
 
 
 def admin_list_jobs() -> Response:
-    parameters = read_parameters({**dict.fromkeys(PARAMETERS, str), **PAGE_PARAMETERS})
+    parameters = read_parameters({**dict.fromkeys(PARAMETERS, read_text), **PAGE_PARAMETERS})
     page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
     body: dict[str, Any] = {"jobs": [answers.admin_job(job, language()) for job in page.items]}
     return answer(body | ({"nextCursor": page.next_cursor} if page.next_cursor else {}))

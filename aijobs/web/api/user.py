@@ -21,6 +21,7 @@ from aijobs.web.requests import (
     read_no_parameters,
     read_optional_object,
     read_parameters,
+    read_text,
 )
 from aijobs.web.user_tokens import get_user_id
 
@@ -62,7 +63,7 @@ def create_flashcards() -> Response:
 
 
 def list_flashcards() -> Response:
-    job_id = read_parameters({"jobId": str}).get("jobId")
+    job_id = read_parameters({"jobId": read_text}).get("jobId")
     if job_id is None:
         raise InputInvalid([("jobId", "must be given")])
     if not is_id(job_id):
