@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from flask import current_app, has_request_context, request, session
 
+from aijobs.texts import clean_line
+
 if TYPE_CHECKING:
     from aijobs.wiring import Services
 
@@ -43,5 +45,5 @@ def client_address() -> str | None:
 
 
 def printable(text: str, length: int) -> str | None:
-    """What can be read of `text`, cut to `length` characters; None where nothing can."""
-    return "".join(character for character in text if character.isprintable())[:length] or None
+    """What can be seen of `text`, cut to `length` characters; None if nothing can."""
+    return clean_line(text)[:length] or None

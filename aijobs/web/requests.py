@@ -14,6 +14,7 @@ from aijobs.canonical import MAX_DEPTH, MAX_INTEGER, find_faults, identifier_fau
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.operators.audit import LONGEST_REASON
+from aijobs.texts import clean_text
 
 MOST_FAULTS = 20
 LONGEST_PATH = 200
@@ -122,11 +123,12 @@ def read_optional_reason(body: Mapping[str, Any]) -> str | None:
 
 
 def read_reason(body: Mapping[str, Any]) -> str:
-    """The field `reason`: 1 to 1,000 characters that say something."""
-    reason = body.get("reason")
-    if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= LONGEST_REASON:
+    """The field `reason`: 1 to 1,000 characters that can be seen, as they are kept."""
+    given = body.get("reason")
+    reason = clean_text(given) if isinstance(given, str) else ""
+    if not 1 <= len(reason) <= LONGEST_REASON:
         raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
-    return reason.strip()
+    return reason
 
 
 # --- parameters and headers ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from aijobs.db.database import Database
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaUsage
 from aijobs.monitor.filters import PARAMETERS as JOB_FILTERS
 from aijobs.monitor.usage_filter import PARAMETERS as USAGE_FILTERS
+from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
 from aijobs.web.api import admin
@@ -274,7 +275,21 @@ def test_a_cancel_takes_no_body_but_an_empty_one(
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"reason": ""}', b'{"reason": "  "}', b'{"reason": 1}'])
+def test_reason_is_kept_without_what_cannot_be_seen(client: FlaskClient, database: Database, operator: Any) -> None:
+    job = build_job(**ended("succeeded"))
+    add(database, job)
+    reason, headers = f" \x1b{'x' * 998}\u202e\r\n\x07y ", operator("SUPER_ADMIN").headers
+    for act in ("cancel", "reveal"):
+        answer = client.post(f"/admin-api/ai/jobs/{job.id}/{act}", json={"reason": reason}, headers=headers)
+        assert answer.status_code == 200
+    with database.read() as session:
+        kept = session.execute(select(AuditLog.reason).where(AuditLog.target_id == job.id)).scalars().all()
+    assert kept == ["x" * 998 + "\ny"] * 2
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"reason": ""}', b'{"reason": "  "}', b'{"reason": 1}', b'{"reason": "\\u001b"}']
+)
 def test_a_reveal_without_a_reason_shows_nothing(
     client: FlaskClient, database: Database, operator: Any, body: bytes
 ) -> None:
