@@ -39,6 +39,11 @@ def language() -> str:
     return LANGUAGES[0]
 
 
+def asked_address() -> str:
+    """Path and query of this request with the prefix that the application stands under."""
+    return request.root_path + request.full_path.rstrip("?")
+
+
 def client_address() -> str | None:
     """Where the request comes from, as a column can hold it: a proxy's header may say anything."""
     return printable(request.remote_addr or "", 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, Flask, Response, g, request
+from flask import Blueprint, Flask, Response, g, request, url_for
 from flask_login import current_user
 
 from aijobs.clock import utc_now
@@ -69,7 +69,7 @@ def admin_retry_job(job_id: str) -> Response:
     return answer(
         answers.admin_job(child, language()),
         201 if made.created else 200,
-        location=f"/admin-api/ai/jobs/{child.id}",
+        location=url_for("admin_api.admin_show_job", job_id=child.id),
     )
 
 
