@@ -21,6 +21,7 @@ from aijobs.db.clock import DatabaseClock
 from aijobs.operators import accounts as operators
 from aijobs.operators.audit import AuditTrail
 from aijobs.operators.models import OPERATOR, ROLES, Operator, OperatorToken
+from aijobs.texts import line_fault
 from aijobs.web.auth import hash_password, make_operator_token
 
 T = TypeVar("T")
@@ -53,8 +54,8 @@ def create_operator(username: str, role: str, password_stdin: bool) -> None:
 
     VIEWER reads; OPERATOR also retries and cancels; SUPER_ADMIN also sees internal errors and reveals content.
     """
-    if not operators.is_username(username):
-        raise Failure("a username has 1–100 characters, no control characters and no space at either end", BAD_INPUT)
+    if fault := operators.username_fault(username):
+        raise Failure(f"the username {fault}", BAD_INPUT)
     hashed = hash_password(_read_password(password_stdin))
     try:
         _write(lambda session, trail: operators.create_operator(session, trail, username, hashed, role))
@@ -81,8 +82,8 @@ def _read_password(from_stdin: bool) -> str:
 @click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="How long it lasts.")
 def operator_token(username: str, label: str, days: int) -> None:
     """Print a new token of an operator for the admin API. It is shown this once: only its digest is kept."""
-    if not 1 <= len(label) <= LONGEST_LABEL or not label.isprintable():
-        raise Failure(f"a label has 1–{LONGEST_LABEL} characters and no control characters", BAD_INPUT)
+    if fault := line_fault(label, LONGEST_LABEL):
+        raise Failure(f"the label {fault}", BAD_INPUT)
     token, digest = make_operator_token()
     until = utc_now() + timedelta(days=days)
     _write(lambda session, trail: operators.add_token(session, trail, username, digest, label, until))

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from aijobs.canonical import identifier_fault
 from aijobs.credentials.store import Credential, CredentialStore, KeyedJob
 from aijobs.credentials.vault import Place, SealedKey
 from aijobs.db.clock import Clock
@@ -18,6 +17,7 @@ from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger
+from aijobs.texts import line_fault
 
 logger = get_logger(__name__)
 
@@ -147,9 +147,7 @@ def _key_fault(key: Any) -> str | None:
 def _label_fault(label: Any, key: Any) -> str | None:
     if not isinstance(label, str):
         return "must be a text"
-    if not 1 <= len(label) <= MAX_LABEL:
-        return f"has 1–{MAX_LABEL} characters"
-    if fault := identifier_fault(label):
+    if fault := line_fault(label, MAX_LABEL):
         return fault
     if isinstance(key, str) and len(key) >= MIN_KEY and key in label:
         return "holds the key"  # It is shown, and stored as it is.

@@ -85,6 +85,9 @@ class AiJobService:
         # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.
         with self._database.read() as session:
             existing = self._existing(session, definition, request)
+            if existing is None:
+                # Before the breaker: its state is nobody's business but the owner's.
+                self._check_credential(session, request.user_id, terms)
         if existing is not None:
             return CreatedJob(existing, created=False)
         check_request(request)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -35,8 +34,6 @@ UP_FILE = "up.pid"
 LOG_FOLDER = "logs"
 READY_TIMEOUT_S = 30.0
 WEB_GRACE_S = 10
-RECEIVE_TIMEOUT_S = 10
-"""How long the web process waits for the next part of a request that has begun."""
 _LOOK_S = 0.1
 _NEXT_PORTS = 20
 
@@ -155,8 +152,6 @@ def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
         except OSError as error:
             refusal = error
         else:
-            # Connections inherit it. A request that never ends would hold one of the web process's threads for good.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_TIMEOUT_S, 0))
             return listener
     # A number below zero is a name that can't be resolved.
     why = os.strerror(refusal.errno) if refusal.errno and refusal.errno > 0 else refusal.strerror
@@ -255,8 +250,8 @@ class Station:
     def _web_spec(self, descriptor: int) -> ChildSpec:
         command = [
             *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{descriptor}"),
-            *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
-            *("--graceful-timeout", str(WEB_GRACE_S), "--no-control-socket", "--log-level", "warning"),
+            *("--config", "python:aijobs.web.server", "--workers", "1"),
+            *("--graceful-timeout", str(WEB_GRACE_S), "--log-level", "warning"),
             # Our settings know where it listens and were checked; it would refuse to start without a word.
             *("--env", f"AIJOBS_ENV={self._settings.env}"),
             "aijobs.web.wsgi:app",

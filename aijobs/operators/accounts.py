@@ -17,6 +17,7 @@ from aijobs.errors import AijobsError
 from aijobs.operators.audit import OPERATOR as TARGET
 from aijobs.operators.audit import AuditTrail
 from aijobs.operators.models import Operator, OperatorToken
+from aijobs.texts import line_fault
 
 LONGEST_USERNAME = 100
 
@@ -25,14 +26,14 @@ class NoSuchOperator(AijobsError):
     """There is no such operator, or none with such a token."""
 
 
-def is_username(text: str) -> bool:
-    """Whether somebody may be called so: 1–100 characters, no control character, no space at either end."""
-    return 1 <= len(text) <= LONGEST_USERNAME and text == text.strip() and text.isprintable()
+def username_fault(text: str) -> str | None:
+    """Why nobody can be called so, or None."""
+    return line_fault(text, LONGEST_USERNAME)
 
 
 def find_operator(session: Session, username: str) -> Operator | None:
     """The operator of that name; what can be nobody's name is not looked up."""
-    return session.scalar(select(Operator).where(Operator.username == username)) if is_username(username) else None
+    return None if username_fault(username) else session.scalar(select(Operator).where(Operator.username == username))
 
 
 def get_operator(session: Session, username: str) -> Operator:

@@ -27,7 +27,7 @@ from aijobs.operators.audit import Actor
 from aijobs.operators.models import Operator, OperatorToken
 from aijobs.operators.rights import may
 from aijobs.operators.throttle import LoginAttempts
-from aijobs.web.context import client_address, is_api_request, printable, services
+from aijobs.web.context import asked_address, client_address, is_api_request, printable, services
 
 logger = get_logger(__name__)
 
@@ -235,7 +235,7 @@ def _unauthorized() -> Any:
         raise ApiError("UNAUTHORIZED")
     try:
         htmx = request.headers.get("HX-Request") == "true"
-        back = request.headers.get("HX-Current-URL", "") if htmx else request.full_path.rstrip("?")
+        back = request.headers.get("HX-Current-URL", "") if htmx else asked_address()
         login = url_for(LOGIN_ENDPOINT, next=_path_of(back) if request.method == "GET" or htmx else None)
     except BuildError:
         abort(401)
@@ -244,10 +244,10 @@ def _unauthorized() -> Any:
     return redirect(login, 303)
 
 
-def _path_of(address: str) -> str:
-    """Path and query of an address of this site."""
+def _path_of(address: str) -> str | None:
+    """Path and query of an address of this site; None for another one."""
     root = request.host_url.rstrip("/")
-    return address.removeprefix(root) if address.startswith((root + "/", "/")) else "/console/"
+    return address.removeprefix(root) if address.startswith((root + "/", "/")) else None
 
 
 def check_csrf_header() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from flask import current_app, has_request_context, request, session
 
+from aijobs.texts import clean_line
+
 if TYPE_CHECKING:
     from aijobs.wiring import Services
 
@@ -37,11 +39,16 @@ def language() -> str:
     return LANGUAGES[0]
 
 
+def asked_address() -> str:
+    """Path and query of this request with the prefix that the application stands under."""
+    return request.root_path + request.full_path.rstrip("?")
+
+
 def client_address() -> str | None:
     """Where the request comes from, as a column can hold it: a proxy's header may say anything."""
     return printable(request.remote_addr or "", 64)
 
 
 def printable(text: str, length: int) -> str | None:
-    """What can be read of `text`, cut to `length` characters; None where nothing can."""
-    return "".join(character for character in text if character.isprintable())[:length] or None
+    """What can be seen of `text`, cut to `length` characters; None if nothing can."""
+    return clean_line(text)[:length] or None

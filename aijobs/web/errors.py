@@ -6,11 +6,10 @@ No exception's text is ever in an answer, and none in the log: it may hold what 
 from __future__ import annotations
 
 import math
-import traceback
 from datetime import timedelta
 from typing import Any
 
-from flask import Flask, Response, jsonify, make_response, render_template, request
+from flask import Flask, Response, abort, jsonify, make_response, render_template, request
 from flask.typing import ResponseReturnValue
 from jinja2 import TemplateNotFound
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -18,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import HTTPException
 
 from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
-from aijobs.logs import get_logger
+from aijobs.logs import get_logger, where
 from aijobs.web.context import is_api_request, language
 
 logger = get_logger(__name__)
@@ -53,6 +52,13 @@ def init_app(app: Flask) -> None:
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _any_error)
+    app.before_request(_refuse_doubled_slash)
+
+
+def _refuse_doubled_slash() -> None:
+    """404 for `//internal/…`: the router would take it for `/internal/…`, which a proxy in front may keep to itself."""
+    if request.environ["PATH_INFO"].startswith("//"):
+        abort(404)
 
 
 def _api_error(error: ApiError) -> ResponseReturnValue:
@@ -66,8 +72,6 @@ def _api_error(error: ApiError) -> ResponseReturnValue:
 
 def _http_error(error: HTTPException) -> ResponseReturnValue:
     status = error.code or 500
-    if status < 400:
-        return error  # A redirect to the address that was meant.
     code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
     response = _answer(code, status)
     if status == 405:
@@ -80,9 +84,6 @@ def _http_error(error: HTTPException) -> ResponseReturnValue:
 def _any_error(error: Exception) -> ResponseReturnValue:
     if isinstance(error, JobGone):
         return _api_error(ApiError("JOB_NOT_FOUND"))
-    if isinstance(error, BlockingIOError):
-        # The socket's receive timeout: the rest of a body never came.
-        return _api_error(ApiError("BAD_REQUEST", {"reason": "body_incomplete"}))
     if _is_busy(error):
         _log("web.busy", error)
         return _api_error(ApiError("SERVICE_BUSY", retry_after=BUSY_RETRY_AFTER))
@@ -98,12 +99,11 @@ def _is_busy(error: Exception) -> bool:
 
 
 def _log(event: str, error: Exception) -> None:
-    """Where it happened, by file and line; never the error's own text."""
-    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    """Log the frames where it happened; never the error's own text."""
     logger.error(
         event,
         error=type(error).__name__,
-        at=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+        where=where(error),
         method=request.method,
         route=request.url_rule.rule if request.url_rule else None,
     )

@@ -11,14 +11,15 @@ from flask_migrate import Migrate
 from flask_sqlalchemy import SQLAlchemy
 from htmx_flask import Htmx
 from sqlalchemy import Engine
-from werkzeug.middleware.proxy_fix import ProxyFix
 
 from aijobs import logs
 from aijobs.db.database import Base
 from aijobs.settings import PACKAGE, Settings, resource
 from aijobs.web import auth, console, errors, headers, plugins
 from aijobs.web.api import admin, internal, user
+from aijobs.web.bodies import CheckedBodies
 from aijobs.web.context import LANGUAGES, language
+from aijobs.web.forwarded import Forwarded
 from aijobs.web.health import health
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
         static_folder=str(resource("static")),
         instance_path=str(settings.instance_path),
     )
+    app.url_map.merge_slashes = False  # The router would redirect, to whatever host the request names.
     _configure(app, settings)
     app.extensions["aijobs"] = services
     database = WebDatabase(services.database.engine)
@@ -72,9 +74,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     internal.init_app(app)
     console.init_app(app)
     plugins.init_app(app)
-    if settings.trusted_proxies:
-        n = settings.trusted_proxies
-        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=n, x_proto=n, x_host=n)  # type: ignore[method-assign]
+    app.wsgi_app = Forwarded(CheckedBodies(app.wsgi_app), settings.trusted_proxies)  # type: ignore[method-assign]
     return app
 
 

@@ -15,6 +15,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.monitor.monitor import is_id
 from aijobs.operators.audit import LONGEST_REASON
+from aijobs.texts import clean_text
 
 MOST_FAULTS = 20
 LONGEST_PATH = 200
@@ -123,11 +124,12 @@ def read_optional_reason(body: Mapping[str, Any]) -> str | None:
 
 
 def read_reason(body: Mapping[str, Any]) -> str:
-    """The field `reason`: 1 to 1,000 characters that say something."""
-    reason = body.get("reason")
-    if not isinstance(reason, str) or not 1 <= len(reason.strip()) <= LONGEST_REASON:
+    """The field `reason`: 1 to 1,000 characters that can be seen, as they are kept."""
+    given = body.get("reason")
+    reason = clean_text(given) if isinstance(given, str) else ""
+    if not 1 <= len(reason) <= LONGEST_REASON:
         raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
-    return reason.strip()
+    return reason
 
 
 # --- parameters and headers ----------------------------------------------------------------------------------
@@ -162,12 +164,19 @@ def read_no_parameters() -> None:
 
 def read_job_id() -> str:
     """The only query parameter, `jobId`. `INPUT_INVALID` without it, `JOB_NOT_FOUND` if it can be no job's id."""
-    job_id = read_parameters({"jobId": str}).get("jobId")
+    job_id = read_parameters({"jobId": read_text}).get("jobId")
     if job_id is None:
         raise InputInvalid([("jobId", "must be given")])
     if not is_id(job_id):
         raise ApiError("JOB_NOT_FOUND")
     return str(job_id)
+
+
+def read_text(text: str) -> str:
+    """Any text but an empty one, which would narrow nothing though it names a filter."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
 
 
 def read_limit(text: str) -> int:

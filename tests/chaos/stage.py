@@ -212,8 +212,8 @@ class Stage:
     def _web_command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{self.port}"),
-            *("--worker-class", "gthread", "--workers", "1", "--threads", "8"),
-            *("--graceful-timeout", "3", "--no-control-socket", "--log-level", "warning"),
+            *("--config", "python:aijobs.web.server", "--workers", "1"),
+            *("--graceful-timeout", "3", "--log-level", "warning"),
             "tests.chaos.web:create_app()",
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, Flask, Response, g, request
+from flask import Blueprint, Flask, Response, g, request, url_for
 from flask_login import current_user
 
 from aijobs.clock import utc_now
@@ -28,12 +28,13 @@ from aijobs.web.requests import (
     read_optional_reason,
     read_parameters,
     read_reason,
+    read_text,
 )
 from aijobs.web.user_tokens import is_user_request
 
 
 def admin_list_jobs() -> Response:
-    parameters = read_parameters({**dict.fromkeys(PARAMETERS, str), **PAGE_PARAMETERS})
+    parameters = read_parameters({**dict.fromkeys(PARAMETERS, read_text), **PAGE_PARAMETERS})
     page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
     return answer(AdminJobPage([worded(job) for job in page.items], page.next_cursor))
 
@@ -66,7 +67,7 @@ def admin_retry_job(job_id: str) -> Response:
     return answer(
         worded(child),
         201 if made.created else 200,
-        location=f"/admin-api/ai/jobs/{child.id}",
+        location=url_for("admin_api.admin_show_job", job_id=child.id),
     )
 
 

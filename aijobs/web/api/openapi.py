@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Blueprint, Flask, Response, jsonify
+from flask import Blueprint, Flask, Response, jsonify, request
 
 from aijobs.errors import describe
 from aijobs.web.api.schemas import PARAMETERS, SCHEMAS
@@ -57,11 +57,11 @@ def add_operations(blueprint: Blueprint, operations: Sequence[Operation]) -> Non
         )
 
 
-def add_document(app: Flask, path: str, document: Mapping[str, Any], endpoint: str) -> None:
+def add_document(app: Flask, path: str, document: dict[str, Any], endpoint: str) -> None:
     """Serve an OpenAPI document; it holds nothing that is secret, so anybody may read it."""
 
     def show() -> Response:
-        return jsonify(document)
+        return jsonify(document | {"servers": [{"url": request.root_path or "/"}]})
 
     app.add_url_rule(path, endpoint=endpoint, view_func=show, methods=["GET"])
 
@@ -76,7 +76,6 @@ def build_document(
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": "1", "description": description, "license": {"name": "MIT"}},
-        "servers": [{"url": "/"}],
         "security": [{name: []} for name in security],
         "paths": paths,
         "components": {"schemas": _used_schemas(operations), "securitySchemes": dict(security)},

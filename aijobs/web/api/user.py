@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Flask, Response
+from flask import Blueprint, Flask, Response, url_for
 
 from aijobs.errors import ApiError
 from aijobs.monitor.filters import PARAMETERS, JobFilter
@@ -57,7 +57,7 @@ def create_flashcards() -> Response:
     return answer(
         user_job(_own_job(created.job.id)),
         202 if created.created else 200,
-        location=f"/api/ai/jobs/{created.job.id}",
+        location=url_for("user_api.show_job", job_id=created.job.id),
     )
 
 

@@ -81,7 +81,7 @@ def init_app(app: Flask) -> None:
         return redirect(url_for("console.start"))
 
 
-@blueprint.get("/")
+@blueprint.get("/", strict_slashes=False)
 def start() -> ResponseReturnValue:
     """The list of jobs, until there is an overview."""
     return redirect(url_for("console.jobs"))

@@ -50,7 +50,7 @@ def audit() -> ResponseReturnValue:
     try:
         target = _read_target()
         with services().database.read() as session:
-            page = _find_page(session, target, request.args.get("cursor") or None)
+            page = _find_page(session, target, request.args.get("cursor"))
         status = 200
     except InputInvalid:
         target, page, status = None, Page[AuditRow]((), None), 422
@@ -60,8 +60,8 @@ def audit() -> ResponseReturnValue:
 
 def _read_target() -> str | None:
     """The target that the address names; `InputInvalid` for a text that can be nobody's id."""
-    target = request.args.get("target") or None
-    fault = identifier_fault(target) if target else None
+    target = request.args.get("target")
+    fault = None if target is None else identifier_fault(target)
     if fault:
         raise InputInvalid([("target", fault)])
     return target

@@ -19,6 +19,7 @@ from aijobs.monitor.views import JobRow
 from aijobs.operators import rights
 from aijobs.operators.actions import Cancelled, Operating
 from aijobs.operators.audit import LONGEST_REASON
+from aijobs.texts import clean_text
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
@@ -30,13 +31,6 @@ CONFIRMATION_S = 3600
 """How long a confirmation page may be left open."""
 
 
-def _readable(text: str | None) -> str:
-    """A text as it is kept: without spaces around it and without characters that can't be read. A browser sends two
-    characters for the end of a line, and counts one.
-    """
-    return "".join(c for c in text or "" if c.isprintable() or c == "\n").strip()
-
-
 class ConfirmationForm(FlaskForm):
     """Why, for the audit log, and proof that the confirmation was seen."""
 
@@ -44,7 +38,7 @@ class ConfirmationForm(FlaskForm):
     reason = TextAreaField(
         _l("Reason (optional)"),
         [Optional(), Length(max=LONGEST_REASON, message=_l("At most %(max)d characters."))],
-        filters=[_readable],
+        filters=[lambda text: clean_text(text or "")],
     )
 
     def given_reason(self) -> str | None:

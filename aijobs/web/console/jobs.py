@@ -42,7 +42,7 @@ def jobs() -> ResponseReturnValue:
     """The list under a filter, a page at a time."""
     try:
         wanted = JobFilter.parse(request.args)
-        page = services().monitor.list_jobs(wanted, request.args.get("cursor") or None, PER_PAGE)
+        page = services().monitor.list_jobs(wanted, request.args.get("cursor"), PER_PAGE)
     except InputInvalid as invalid:
         return make_response(_list(JobFilter(), Page((), None), invalid.by_field()), 422)
     return _list(wanted, page, {})

@@ -29,13 +29,12 @@ _REQUEUE = "requeue"
 @whole_page("/outbox", rights.VIEW)
 def outbox() -> ResponseReturnValue:
     """How the outbox is, and its events, a page at a time."""
-    status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
-    monitor = services().monitor
     try:
-        page = monitor.list_outbox(status, event_type, request.args.get("cursor") or None, PER_PAGE)
+        status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
+        page = services().monitor.list_outbox(status, event_type, request.args.get("cursor"), PER_PAGE)
         code = 200
     except InputInvalid:
-        page, code = Page[OutboxRow]((), None), 422
+        status, event_type, page, code = None, None, Page[OutboxRow]((), None), 422
     return make_response(_page(page, status, event_type, code != 200), code)
 
 
@@ -111,6 +110,8 @@ def _refusal(refused: ApiError) -> str:
 
 
 def _one_of(name: str, allowed: tuple[str, ...]) -> str | None:
-    """The parameter where it is one of the values there are; anything else narrows nothing."""
+    """The parameter, None without it; `InputInvalid` for a value that isn't one of `allowed`."""
     value = request.args.get(name)
-    return value if value in allowed else None
+    if value is not None and value not in allowed:
+        raise InputInvalid([(name, f"must be one of {', '.join(allowed)}")])
+    return value

@@ -14,12 +14,11 @@ from flask import current_app, render_template, request, session, url_for
 from flask_babel import gettext
 from htmx_flask import HtmxAwareRequest
 from werkzeug.exceptions import HTTPException
-from werkzeug.routing import RequestRedirect
 
 from aijobs.operators import rights
 from aijobs.web.auth import current_operator, require_right
 from aijobs.web.console import blueprint
-from aijobs.web.context import language, services
+from aijobs.web.context import asked_address, language, services
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -73,15 +72,15 @@ def known_page(address: str | None) -> str:
 
     Whatever a browser would mend on the way (backslashes, tabs, doubled slashes, another host) is not one.
     """
-    start = url_for(START)
-    if not address or len(address) > _LONGEST_ADDRESS or not address.startswith("/"):
+    start, root = url_for(START), request.root_path
+    if not address or len(address) > _LONGEST_ADDRESS or not address.startswith(f"{root}/"):
         return start
     if not address.isascii() or "\\" in address or any(c <= " " or c == "\x7f" for c in address):
         return start
     try:
         parts = urlsplit(address)
-        endpoint, _ = current_app.url_map.bind("").match(parts.path, method="GET")
-    except (ValueError, HTTPException, RequestRedirect):
+        endpoint, _ = current_app.url_map.bind("").match(parts.path.removeprefix(root), method="GET")
+    except (ValueError, HTTPException):
         return start
     if parts.scheme or parts.netloc or endpoint not in PAGES:
         return start
@@ -119,7 +118,7 @@ def navigation() -> list[NavigationEntry]:
         ("audit", "console.audit", "a", gettext("Audit log")),
     )
     operator = current_operator()
-    here = request.path
+    here = request.root_path + request.path
     return [
         NavigationEntry(name, endpoint, key, label, here.startswith(url_for(endpoint)))
         for name, endpoint, key, label in entries
@@ -142,7 +141,7 @@ def context() -> dict[str, Any]:
     """What every template knows."""
     theme = session.get("theme")
     spoken = language()
-    here = known_page(request.full_path.rstrip("?")) if request.method == "GET" else url_for(START)
+    here = known_page(asked_address()) if request.method == "GET" else url_for(START)
     return {
         "operator": current_operator(),
         "language": spoken,

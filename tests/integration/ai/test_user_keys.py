@@ -360,6 +360,7 @@ def test_nothing_starts_without_a_key_that_stored_keys_need(kit: Kit) -> None:
         ({"label": "l" * 101}, {"label"}),
         ({"label": " l"}, {"label"}),
         ({"label": "a\nb"}, {"label"}),
+        ({"label": "a\u202eb"}, {"label"}),
         ({"label": "\ud800"}, {"label"}),
         ({"label": None}, {"label"}),
         ({"label": f"mine: {API_KEY}"}, {"label"}),

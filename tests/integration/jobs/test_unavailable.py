@@ -12,7 +12,8 @@ from sqlalchemy import update
 from aijobs.ai.calling.breaker import scope_of
 from aijobs.credentials.models import UserModelCredential
 from aijobs.db.clock import ManualClock
-from aijobs.errors import ApiError
+from aijobs.errors import ApiError, InputInvalid
+from aijobs.ids import new_id
 from aijobs.jobs.lifecycle import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
@@ -64,9 +65,9 @@ def failed_job(kit: Kit) -> str:
     return job.id
 
 
-def credential(kit: Kit) -> str:
+def credential(kit: Kit, user_id: str = "u1") -> str:
     row = UserModelCredential(
-        user_id="u1",
+        user_id=user_id,
         mode="user_deepseek_key",
         label="mine",
         last_four="abcd",
@@ -104,6 +105,19 @@ def test_a_users_own_key_and_the_platforms_are_asked_for_apart(kit: Kit) -> None
     break_down(kit, scope_of("deepseek", mine))
     refused(kit, lambda: ask(kit, **own))
     assert ask(kit).credential_mode == "platform_key"
+
+
+def test_credential_of_another_user_is_refused_as_an_unknown_one_whatever_its_breaker_says(kit: Kit) -> None:
+    theirs = credential(kit, "u2")
+    break_down(kit, scope_of("deepseek", theirs))
+    before = kit.everything()
+    faults = []
+    for credential_id in (theirs, new_id()):
+        with pytest.raises(InputInvalid) as found:
+            ask(kit, credential_mode="user_deepseek_key", credential_id=credential_id)
+        faults.append(found.value.by_field())
+    assert faults == [{"credentialId": "is no credential of this user"}] * 2
+    assert kit.everything() == before
 
 
 def test_a_type_that_asks_no_provider_is_never_refused(kit: Kit) -> None:

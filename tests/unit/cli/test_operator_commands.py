@@ -162,3 +162,15 @@ def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Ai
     assert aijobs("operator", "revoke-token", "ann", "--all", "--id", "x")[0] == 2
     assert aijobs("operator", "revoke-token", "ann", "--id", "x")[0] == 1
     assert _listed(aijobs)["tokens"][0].get("revokedAt") is None
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\u202eb", " a", ""])
+def test_name_or_label_that_cannot_be_seen_as_it_is_typed_is_refused(
+    aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    code, out, error = aijobs("operator-token", "ann", f"--label={name}")
+    assert (code, out) == (2, "")
+    assert "the label" in error
+    code, out, error = aijobs("create-operator", "--password-stdin", "--", name)
+    assert (code, out) == (2, "")
+    assert "the username" in error

@@ -12,8 +12,12 @@ from sqlalchemy import func, select
 from aijobs.canonical import MAX_DEPTH
 from aijobs.db.database import Database
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaUsage
+from aijobs.monitor.filters import PARAMETERS as JOB_FILTERS
+from aijobs.monitor.usage_filter import PARAMETERS as USAGE_FILTERS
+from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
+from aijobs.web.api import admin
 from tests.support.rows import add, build_job, ended
 from tests.web.api.conftest import as_user
 
@@ -194,7 +198,10 @@ PARAMETERS = {
     "/api/ai/jobs?q=x": "q",
     "/api/ai/jobs?%00=1": "\0",
     "/api/ai/jobs/x?y=1": "y",
+    "/api/ai/jobs?jobType=": "jobType",
+    "/api/ai/jobs?lifecycleStatus=": "lifecycleStatus",
     "/api/learning/flashcards": "jobId",
+    "/api/learning/flashcards?jobId=": "jobId",
     "/api/learning/flashcards?jobId=a&jobId=b": "jobId",
 }
 
@@ -230,6 +237,23 @@ def test_a_filter_that_cannot_be_used_is_named(client: FlaskClient, operator: An
     assert [each["field"] for each in answer.json["error"]["details"]["fields"]] == [name]
 
 
+ADMIN_LISTS = {"/admin-api/ai/jobs": (*JOB_FILTERS, "cursor", "limit"), "/admin-api/ai/usage": (*USAGE_FILTERS,)}
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in ADMIN_LISTS.items() for name in names])
+def test_empty_filter_of_an_admin_list_is_refused_instead_of_listing_everything(
+    client: FlaskClient, operator: Any, path: str, name: str
+) -> None:
+    answer = client.get(f"{path}?{name}=", headers=operator("SUPER_ADMIN").headers)
+    assert answer.status_code == 422, answer.json
+    assert [each["field"] for each in answer.json["error"]["details"]["fields"]] == [name]
+
+
+def test_every_filter_of_every_admin_list_is_tried_empty() -> None:
+    asked = {o.path: set(o.parameters) for o in admin.OPERATIONS if o.method == "GET" and o.parameters}
+    assert asked == {path: set(names) for path, names in ADMIN_LISTS.items()}
+
+
 @pytest.mark.parametrize(
     ("body", "content_type", "status"),
     [
@@ -251,7 +275,21 @@ def test_a_cancel_takes_no_body_but_an_empty_one(
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"reason": ""}', b'{"reason": "  "}', b'{"reason": 1}'])
+def test_reason_is_kept_without_what_cannot_be_seen(client: FlaskClient, database: Database, operator: Any) -> None:
+    job = build_job(**ended("succeeded"))
+    add(database, job)
+    reason, headers = f" \x1b{'x' * 998}\u202e\r\n\x07y ", operator("SUPER_ADMIN").headers
+    for act in ("cancel", "reveal"):
+        answer = client.post(f"/admin-api/ai/jobs/{job.id}/{act}", json={"reason": reason}, headers=headers)
+        assert answer.status_code == 200
+    with database.read() as session:
+        kept = session.execute(select(AuditLog.reason).where(AuditLog.target_id == job.id)).scalars().all()
+    assert kept == ["x" * 998 + "\ny"] * 2
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"reason": ""}', b'{"reason": "  "}', b'{"reason": 1}', b'{"reason": "\\u001b"}']
+)
 def test_a_reveal_without_a_reason_shows_nothing(
     client: FlaskClient, database: Database, operator: Any, body: bytes
 ) -> None:

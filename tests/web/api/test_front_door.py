@@ -20,6 +20,7 @@ from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PASSES, PassLog
 from aijobs.web.factory import create_app
 from aijobs.wiring import Services
+from tests.support.lines import captured_lines
 from tests.web.api.conftest import as_user
 
 
@@ -130,6 +131,23 @@ def test_no_exceptions_text_is_in_an_answer_or_in_the_log(
     page = app.test_client().get("/nowhere/at/all")
     assert page.status_code == 404
     assert page.content_type.startswith("text/html")
+
+
+@pytest.mark.parametrize(("error", "event"), [(Refusal("CANARY"), "web.failed"), (ERRORS["database"][0], "web.busy")])
+def test_log_line_of_a_server_error_names_the_frames_where_it_happened(
+    app: Flask, error: Exception, event: str
+) -> None:
+    @app.get("/api/test-error")
+    def fail() -> Any:
+        raise error
+
+    with captured_lines() as lines:
+        app.test_client().get("/api/test-error")
+    (line,) = [line for line in lines() if line["event"] == event]
+    assert line["where"][-1].endswith(" fail")
+    assert __file__ in line["where"][-1]
+    assert line["at"].endswith("Z")
+    assert (line["level"], line["route"]) == ("error", "/api/test-error")
 
 
 def test_a_request_id_is_kept_if_it_can_be_one(client: FlaskClient) -> None:

@@ -177,6 +177,14 @@ def test_a_reason_that_the_api_takes_is_taken_by_the_console_too(stage: Stage) -
     assert [row.reason for row in _audit(stage, "job.retry")] == ["x" * 996 + "\nend"]
 
 
+def test_reason_is_kept_without_what_cannot_be_seen(stage: Stage) -> None:
+    failed, console = stage.failed(), stage.client("OPERATOR")
+    address = f"/console/jobs/{failed}/retry"
+    form = console.fields(address, address)
+    assert console.post(address, {**form, "reason": f" \x1b{'x' * 998}\u202e\r\n\x07y "}).status_code == 303
+    assert [row.reason for row in _audit(stage, "job.retry")] == ["x" * 998 + "\ny"]
+
+
 def test_reason_that_is_too_long_is_refused_and_kept_in_the_form(stage: Stage) -> None:
     failed = stage.failed()
     console = stage.client()

@@ -1,0 +1,50 @@
+"""The body of a request: whatever the server's reader can't make of it is the client's fault, and is said so."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from werkzeug.wsgi import get_content_length
+
+from aijobs.errors import ApiError
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import InputStream, StartResponse, WSGIApplication, WSGIEnvironment
+
+
+class CheckedBodies:
+    """The application, with a `wsgi.input` that raises `BAD_REQUEST` alone."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ["wsgi.input"] = _Body(environ["wsgi.input"], get_content_length(environ))
+        return self._app(environ, start_response)
+
+
+class _Body(io.RawIOBase):
+    """`ApiError` BAD_REQUEST with a reason: `body_incomplete` if it ends early, `body_malformed` if it is misframed.
+
+    Servers raise what they like here: gunicorn its own parse errors, which derive from neither OSError nor ValueError.
+    """
+
+    def __init__(self, stream: InputStream, length: int | None) -> None:
+        self._stream, self._missing = stream, length or 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:
+            reason = "body_incomplete" if isinstance(error, OSError) else "body_malformed"
+            raise ApiError("BAD_REQUEST", {"reason": reason}) from None
+        if not data and buffer and self._missing > 0:
+            raise ApiError("BAD_REQUEST", {"reason": "body_incomplete"})
+        self._missing -= len(data)
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,55 @@
+"""What a trusted proxy says of a request, and nothing else: address, scheme, host and prefix.
+
+The server itself is configured to believe no header (`aijobs.web.server`), so that `AIJOBS_TRUSTED_PROXIES` alone
+decides. A value that can't be right is ignored: what the server knows of the connection stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING
+
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_WITH_PORT = re.compile(r"\[([^\]]*)\](?::\d{1,5})?|([^:]*):\d{1,5}")
+_PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)*")
+
+
+class Forwarded:
+    """The application behind `proxies` reverse proxies; with 0 no `X-Forwarded-…` header is read."""
+
+    def __init__(self, app: WSGIApplication, proxies: int) -> None:
+        self._app, n = app, proxies
+        self._fixed = ProxyFix(self._checked, x_for=n, x_proto=n, x_host=n, x_prefix=n)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return self._fixed(environ, start_response)
+
+    def _checked(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        own = environ["werkzeug.proxy_fix.orig"]
+        addresses = (environ.get("REMOTE_ADDR"), own["REMOTE_ADDR"])
+        environ["REMOTE_ADDR"] = next((found for text in addresses if (found := clean_address(text or ""))), "")
+        scheme = environ["wsgi.url_scheme"].lower()
+        environ["wsgi.url_scheme"] = scheme if scheme in ("http", "https") else own["wsgi.url_scheme"]
+        prefix = environ.get("SCRIPT_NAME", "").rstrip("/")
+        environ["SCRIPT_NAME"] = prefix if _PREFIX.fullmatch(prefix) else own["SCRIPT_NAME"] or ""
+        # The prefix alone is the start page: the router would redirect, to whatever host the request names.
+        environ["PATH_INFO"] = environ.get("PATH_INFO") or "/"
+        return self._app(environ, start_response)
+
+
+def clean_address(text: str) -> str | None:
+    """An IP address without port, brackets and zone, an IPv4 address in IPv6 as IPv4; None if `text` is no address."""
+    found = _WITH_PORT.fullmatch(text.strip())
+    bare = (found[1] or found[2] or "") if found else text.strip()
+    try:
+        address = ip_address(bare.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address)
