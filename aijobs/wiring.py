@@ -155,6 +155,7 @@ def build_services(
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
+    credential_store = build_credential_store(settings, clock)
     jobs = AiJobService(
         database,
         clock,
@@ -174,8 +175,8 @@ def build_services(
         withdraw=_withdraw(broker),
         known_prompt=prompts.exists,
         unavailable_for=Availability(router, breaker).unavailable_for,
+        owns_credential=credential_store.owns,
     )
-    credential_store = build_credential_store(settings, clock)
     return Services(
         settings=settings,
         database=database,

@@ -108,6 +108,12 @@ class CredentialStore:
         row = session.execute(select(*_SHOWN).where(UserModelCredential.id == credential_id)).one_or_none()
         return None if row is None else Credential(*row)
 
+    def owns(self, session: Session, user_id: str, mode: str, credential_id: str | None) -> bool:
+        """Whether the user has a credential of this mode with this id."""
+        owner = select(UserModelCredential.user_id, UserModelCredential.mode)
+        row = session.execute(owner.where(UserModelCredential.id == credential_id)).one_or_none()
+        return row is not None and tuple(row) == (user_id, mode)
+
     def find_own(self, session: Session, user_id: str) -> list[Credential]:
         """A user's credentials, newest first, each tried whether it can still be decrypted."""
         mine = UserModelCredential.user_id == user_id

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.credentials.models import UserModelCredential
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
@@ -46,6 +45,9 @@ __all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 
 logger = get_logger(__name__)
 
+OwnsCredential = Callable[[Session, str, str, str | None], bool]
+"""Whether a user has a credential of this mode with this id."""
+
 
 class AiJobService:
     """Creates, cancels and retries jobs. Opens the transactions; raises `ApiError` for what is refused."""
@@ -62,6 +64,7 @@ class AiJobService:
         withdraw: Callable[[AiJob, OutgoingMessage | None], None],
         known_prompt: Callable[[str, str], bool],
         unavailable_for: UnavailableFor,
+        owns_credential: OwnsCredential,
     ) -> None:
         """`withdraw` tells workers and broker of a requested cancel; `unavailable_for` is asked before a job is made,
         outside of any transaction.
@@ -69,7 +72,7 @@ class AiJobService:
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
         self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
-        self._unavailable_for = unavailable_for
+        self._unavailable_for, self._owns_credential = unavailable_for, owns_credential
         self._retries = Retries(database, clock, registry, creation, unavailable_for)
 
     # --- create ------------------------------------------------------------------------------------------------
@@ -85,14 +88,15 @@ class AiJobService:
         # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.
         with self._database.read() as session:
             existing = self._existing(session, definition, request)
-            if existing is None:
-                # Before the breaker: its state is nobody's business but the owner's.
-                self._check_credential(session, request.user_id, terms)
         if existing is not None:
             return CreatedJob(existing, created=False)
         check_request(request)
         content = validated_input(definition, request.input)
         terms = agree_terms(definition, request.overrides, self._known_prompt)
+        if terms.credential_mode != PLATFORM_KEY:
+            with self._database.read() as session:
+                # Before the breaker: its state is nobody's business but the owner's.
+                self._check_credential(session, request.user_id, terms)
         wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
         if wait is not None:
             raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
@@ -168,8 +172,7 @@ class AiJobService:
     def _check_credential(self, session: Session, user_id: str, terms: Terms) -> None:
         if terms.credential_mode == PLATFORM_KEY:
             return
-        credential = session.get(UserModelCredential, terms.credential_id)
-        if credential is None or (credential.user_id, credential.mode) != (user_id, terms.credential_mode):
+        if not self._owns_credential(session, user_id, terms.credential_mode, terms.credential_id):
             raise InputInvalid([("credentialId", "is no credential of this user")])
 
     # --- cancel ------------------------------------------------------------------------------------------------
