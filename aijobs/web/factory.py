@@ -20,6 +20,7 @@ from aijobs.web import auth, console, errors, headers
 from aijobs.web.api import admin, internal, user
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.health import health
+from aijobs.web.session_cookie import SessionCookie, cookie_name
 
 if TYPE_CHECKING:
     from aijobs.wiring import Services
@@ -78,11 +79,12 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
 
 
 def _configure(app: Flask, settings: Settings) -> None:
+    app.session_interface = SessionCookie()
     app.config.update(
         SECRET_KEY=settings.secret_key,
         MAX_CONTENT_LENGTH=settings.body_limit_bytes,
         MAX_FORM_MEMORY_SIZE=settings.body_limit_bytes,
-        SESSION_COOKIE_NAME="aijobs_session",
+        SESSION_COOKIE_NAME=cookie_name(settings.secret_key),
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         SESSION_COOKIE_SECURE=settings.production,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from flask import Blueprint, Flask, Response, g, request
@@ -257,7 +258,7 @@ DOCUMENT = build_document(
     OPERATIONS,
     {
         "operatorToken": {"type": "http", "scheme": "bearer"},
-        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},
+        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},  # Each installation has its own name.
     },
 )
 
@@ -268,7 +269,9 @@ def init_app(app: Flask) -> None:
     blueprint.before_request(_authenticate)
     add_operations(blueprint, OPERATIONS)
     app.register_blueprint(blueprint)
-    add_document(app, "/admin-api/openapi.json", DOCUMENT, "admin_openapi")
+    document = deepcopy(DOCUMENT)
+    document["components"]["securitySchemes"]["session"]["name"] = app.session_interface.get_cookie_name(app)
+    add_document(app, "/admin-api/openapi.json", document, "admin_openapi")
 
 
 def _authenticate() -> None:
