@@ -14,11 +14,9 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from flask import Flask, abort, g, redirect, request, session, url_for
 from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
-from flask_wtf.csrf import CSRFProtect, validate_csrf
 from sqlalchemy import or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.routing import BuildError
-from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
 from aijobs.logs import get_logger
@@ -39,7 +37,6 @@ LONGEST_PASSWORD = 1024
 USE_NOTED_EVERY = timedelta(hours=1)
 """A token's `last_used_at` is right to this: a write for each request would be for nothing."""
 
-csrf = CSRFProtect()
 login_manager = LoginManager()
 _hasher = PasswordHasher()
 _NOBODY = _hasher.hash(secrets.token_hex(16))
@@ -250,22 +247,6 @@ def _path_of(address: str) -> str:
     return address.removeprefix(root) if address.startswith((root + "/", "/")) else "/console/"
 
 
-def check_csrf_header() -> None:
-    """A session's write in the admin API: `FORBIDDEN` without the session's token in `X-CSRF-Token`."""
-    try:
-        validate_csrf(request.headers.get("X-CSRF-Token"))
-    except ValidationError:
-        raise ApiError("FORBIDDEN", {"reason": "csrf"}) from None
-
-
 def init_app(app: Flask) -> None:
-    """Sessions, and CSRF on everything that changes anything; the APIs check theirs themselves."""
-    app.config.setdefault("WTF_CSRF_CHECK_DEFAULT", False)
-    app.config.setdefault("WTF_CSRF_TIME_LIMIT", None)  # As long as the session.
-    csrf.init_app(app)
+    """Know the operator of each request."""
     login_manager.init_app(app)
-
-    @app.before_request
-    def protect() -> None:
-        if request.method not in ("GET", "HEAD", "OPTIONS") and not is_api_request():
-            csrf.protect()

@@ -16,7 +16,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from aijobs import logs
 from aijobs.db.database import Base
 from aijobs.settings import PACKAGE, Settings, resource
-from aijobs.web import auth, console, errors, headers
+from aijobs.web import auth, console, csrf, errors, headers
 from aijobs.web.api import admin, internal, user
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.health import health
@@ -66,6 +66,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     Htmx(app)
     headers.init_app(app, production=settings.production)
     auth.init_app(app)
+    csrf.init_app(app)
     errors.init_app(app)
     app.register_blueprint(health)
     user.init_app(app)

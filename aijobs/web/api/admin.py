@@ -18,8 +18,9 @@ from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
 from aijobs.web.api.answers import answer
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
-from aijobs.web.auth import acting, bearer_token, check_csrf_header, find_token_operator, get_operator
+from aijobs.web.auth import acting, bearer_token, find_token_operator, get_operator
 from aijobs.web.context import language, services
+from aijobs.web.csrf import SAFE_METHODS, check_csrf_header
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,
@@ -281,6 +282,6 @@ def _authenticate() -> None:
         g.operator = find_token_operator(token) if token else None
         if g.operator is None and is_user_request():
             raise ApiError("FORBIDDEN")  # Known, and no operator.
-    elif current_user.is_authenticated and request.method not in ("GET", "HEAD", "OPTIONS"):
+    elif current_user.is_authenticated and request.method not in SAFE_METHODS:
         check_csrf_header()
     get_operator()
