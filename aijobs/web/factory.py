@@ -25,8 +25,6 @@ from aijobs.web.session_cookie import SessionCookie, cookie_name
 if TYPE_CHECKING:
     from aijobs.wiring import Services
 
-SESSION_HOURS = 12
-
 
 class WebDatabase(SQLAlchemy):
     """Flask-SQLAlchemy over our own engine, so that web and workers share events, pool and isolation."""
@@ -89,7 +87,9 @@ def _configure(app: Flask, settings: Settings) -> None:
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         SESSION_COOKIE_SECURE=settings.production,
-        PERMANENT_SESSION_LIFETIME=timedelta(hours=SESSION_HOURS),
+        # The row on the server ends a session; a cookie that lives longer lets the sign-in page say why it ended.
+        PERMANENT_SESSION_LIFETIME=timedelta(days=settings.session_max_days + 1),
+        SESSION_REFRESH_EACH_REQUEST=False,  # The answer to a late poll would put an old cookie in a new one's place.
         SQLALCHEMY_DATABASE_URI="sqlite://",  # Flask-SQLAlchemy wants one; the engine is ours.
         BABEL_DEFAULT_LOCALE=LANGUAGES[0],
         BABEL_TRANSLATION_DIRECTORIES=str(PACKAGE / "translations"),

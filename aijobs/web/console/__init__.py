@@ -45,6 +45,7 @@ def init_app(app: Flask) -> None:
         providers,
         queues,
         session,
+        sessions,
         times,
         usage,
         words,
