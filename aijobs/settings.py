@@ -70,7 +70,7 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class Settings:
-    """One process's settings. Durations are seconds where the name ends in `_s`, days where it ends in `_days`."""
+    """One process's settings. Durations are in the unit that ends their name: `_s` (seconds), `_hours` or `_days`."""
 
     env: str = "development"
     """`production` refuses development keys and a missing broker."""
@@ -153,6 +153,12 @@ class Settings:
     quota_month_jobs: int = 0
     quota_month_tokens: int = 0
     quota_month_cost_micros: int = 0
+
+    # Sessions of operators
+    session_idle_hours: float = 12
+    """A session that nobody uses for this long ends; a page that refreshes itself is no use."""
+    session_max_days: float = 7
+    """A session ends this long after its sign-in, however much it is used."""
 
     # Retention
     job_days: int = 180
@@ -318,6 +324,9 @@ _ABOVE_ZERO = (
 ).split()
 """A pass without a pause, or one that moves nothing, helps nobody."""
 
+_BOUNDED = (("session_idle_hours", 0.1, 8760), ("session_max_days", 0.1, 365))
+"""The last use of a session is known to the minute; no database subtracts a million years from now."""
+
 
 def _check(s: Settings) -> None:
     if s.heartbeat_s <= 0 or s.heartbeat_s * 2 > s.lease_s:
@@ -333,6 +342,9 @@ def _check(s: Settings) -> None:
         raise SettingsError(f"AIJOBS_LOG_LEVEL is {s.log_level!r}; it is DEBUG, INFO, WARNING or ERROR")
     if s.service_token and len(s.service_token) < 32:
         raise SettingsError("AIJOBS_SERVICE_TOKEN is too short: use at least 32 characters")
+    for name, least, most in _BOUNDED:
+        if not least <= getattr(s, name) <= most:
+            raise SettingsError(f"AIJOBS_{name.upper()} is {getattr(s, name):g}; it is {least} to {most}")
     _check_quotas(s)
     if s.production and not s.redis_url:
         raise SettingsError("production needs a broker: set AIJOBS_REDIS_URL")

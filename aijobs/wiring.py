@@ -415,13 +415,14 @@ def build_presence(services: Services, instance: InstanceId, queue_name: str, wo
 
 
 def build_retention(services: Services) -> Retention:
-    """What deletes old jobs."""
+    """What deletes old jobs and sessions of operators."""
     settings = services.settings
     return Retention(
         services.database,
         services.clock,
         keep_jobs=timedelta(days=settings.job_days),
         keep_tombstones=timedelta(days=settings.tombstone_days),
+        keep_sessions=timedelta(days=settings.session_max_days + 1),  # Until then the sign-in page can say why.
     )
 
 

@@ -49,12 +49,12 @@ def _count(finding: Finding) -> str:
 @click.command()
 @json_option
 def prune(as_json: bool) -> int:
-    """Delete what is older than AIJOBS_JOB_DAYS and AIJOBS_TOMBSTONE_DAYS; a pass does the same each hour."""
+    """Delete jobs, tombstones and operators' sessions that are old enough; a pass does the same each hour."""
     with open_services() as services:
         pruned = build_retention(services).run()
     if as_json:
         write_json(to_json(pruned))
     else:
         left = f"; {pruned.failed} old chains could not be deleted, the log says why" if pruned.failed else ""
-        click.echo(f"deleted {pruned.jobs} jobs and {pruned.tombstones} tombstones{left}")
+        click.echo(f"deleted {pruned.jobs} jobs, {pruned.tombstones} tombstones and {pruned.sessions} sessions{left}")
     return 1 if pruned.failed else 0

@@ -21,6 +21,7 @@ from aijobs.db.clock import DatabaseClock
 from aijobs.operators import accounts as operators
 from aijobs.operators.audit import AuditTrail
 from aijobs.operators.models import OPERATOR, ROLES, Operator, OperatorToken
+from aijobs.operators.sessions import SessionRow, SessionRules, list_sessions
 from aijobs.texts import line_fault
 from aijobs.web.auth import hash_password, make_operator_token
 
@@ -136,6 +137,21 @@ def revoke_token(username: str, token_id: str | None, every: bool) -> None:
     click.echo(f"{count} token{'' if count == 1 else 's'} of {username} revoked.")
 
 
+@operator.command("revoke-session")
+@click.argument("username")
+@click.option("--id", "session_id", metavar="ID", help="One session, by its id in `aijobs operator list`.")
+@click.option("--all", "every", is_flag=True, help="All of the operator's sessions.")
+def revoke_session(username: str, session_id: str | None, every: bool) -> None:
+    """Sign an operator out of one browser, or of all. Tokens stay."""
+    if (session_id is None) == (not every):
+        raise Failure("say which session: --id ID, or --all", BAD_INPUT)
+    rules = SessionRules(load_settings(), DatabaseClock())
+    count = _write(
+        lambda session, trail: operators.revoke_operator_sessions(session, trail, rules, username, session_id)
+    )
+    click.echo(f"{count} session{'' if count == 1 else 's'} of {username} revoked.")
+
+
 @dataclass(frozen=True)
 class TokenLine:
     """A token as it is listed; its text is nowhere."""
@@ -158,14 +174,16 @@ class OperatorLine:
     created_at: datetime
     last_login_at: datetime | None
     tokens: list[TokenLine]
+    sessions: list[SessionRow]
 
 
 @operator.command("list")
 @json_option
 def list_operators(as_json: bool) -> None:
-    """List the operators and their tokens."""
-    with open_database(load_settings()) as database, database.read() as session:
-        lines = _lines(session)
+    """List the operators, their tokens and where they are signed in."""
+    settings = load_settings()
+    with open_database(settings) as database, database.read() as session:
+        lines = _lines(session, SessionRules(settings, DatabaseClock()))
     if as_json:
         write_json(to_json(lines))
         return
@@ -175,15 +193,31 @@ def list_operators(as_json: bool) -> None:
         for token in line.tokens:
             ends = _told("revoked", token.revoked_at) if token.revoked_at else _told("expires", token.expires_at)
             click.echo(f"  {token.id}  {token.label}  {ends}  {_told('last used', token.last_used_at)}")
+        for row in line.sessions:
+            began, used = _told("signed in", row.created_at), _told("last used", row.seen_at)
+            click.echo(
+                f"  {row.id}  session from {row.remote_addr or 'nowhere'}  {began}  {used}  {row.user_agent or ''}"
+            )
 
 
-def _lines(session: Session) -> list[OperatorLine]:
+def _lines(session: Session, rules: SessionRules) -> list[OperatorLine]:
     tokens: dict[str, list[TokenLine]] = {}
     for row in session.scalars(select(OperatorToken).order_by(OperatorToken.created_at, OperatorToken.id)):
         values = {name: getattr(row, name) for name in TokenLine.__dataclass_fields__}
         tokens.setdefault(row.operator_id, []).append(TokenLine(**values))
+    sessions: dict[str, list[SessionRow]] = {}
+    for found in list_sessions(session, rules):
+        sessions.setdefault(found.username, []).append(found)
     return [
-        OperatorLine(o.username, o.role, o.active, o.created_at, o.last_login_at, tokens.get(o.id, []))
+        OperatorLine(
+            o.username,
+            o.role,
+            o.active,
+            o.created_at,
+            o.last_login_at,
+            tokens.get(o.id, []),
+            sessions.get(o.username, []),
+        )
         for o in session.scalars(select(Operator).order_by(Operator.username))
     ]
 

@@ -1,4 +1,4 @@
-"""Operators and their tokens: made, disabled and enabled, given a new password, revoked. Each with its audit row.
+"""Operators, tokens and sessions: made, disabled and enabled, given a new password, revoked. Each with its audit row.
 
 The row and what it tells of are one transaction. The functions are given the session; those that change an operator
 who isn't there raise `NoSuchOperator`.
@@ -16,7 +16,8 @@ from aijobs.clock import iso, utc_now
 from aijobs.errors import AijobsError
 from aijobs.operators.audit import OPERATOR as TARGET
 from aijobs.operators.audit import AuditTrail
-from aijobs.operators.models import Operator, OperatorToken
+from aijobs.operators.models import Operator, OperatorSession, OperatorToken
+from aijobs.operators.sessions import SessionRules, revoke_all, revoke_sessions
 from aijobs.texts import line_fault
 
 LONGEST_USERNAME = 100
@@ -65,7 +66,7 @@ def set_active(session: Session, trail: AuditTrail, username: str, active: bool)
     before = _state(operator)
     operator.active = active
     if not active:
-        operator.session_version += 1
+        revoke_all(session, operator, utc_now())
     action = "operator.enable" if active else "operator.disable"
     session.add(trail.row(action, TARGET, username, before=before, after=_state(operator)))
     return True
@@ -75,7 +76,7 @@ def set_password(session: Session, trail: AuditTrail, username: str, password_ha
     """A new password, which ends the sessions that were begun with the old one. Tokens stay."""
     operator = get_operator(session, username)
     operator.password_hash = password_hash
-    operator.session_version += 1
+    revoke_all(session, operator, utc_now())
     session.add(trail.row("operator.password", TARGET, username, after={"sessionsEnded": True}))
 
 
@@ -112,6 +113,21 @@ def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: 
         told = {"tokenId": token.id, "label": token.label}
         session.add(trail.row("operator.revoke_token", TARGET, username, after=told))
     return len(good)
+
+
+def revoke_operator_sessions(
+    session: Session, trail: AuditTrail, rules: SessionRules, username: str, session_id: str | None
+) -> int:
+    """Revoke one session of an operator, or (None) all; how many were good until now.
+
+    `NoSuchOperator` where the operator has no such session.
+    """
+    which = [OperatorSession.operator_id == get_operator(session, username).id]
+    if session_id is not None:
+        which.append(OperatorSession.id == session_id)
+        if session.scalar(select(OperatorSession.id).where(*which)) is None:
+            raise NoSuchOperator(f"operator {username!r} has no session {session_id!r}")
+    return revoke_sessions(session, trail, rules, *which)
 
 
 def _state(operator: Operator) -> dict[str, Any]:

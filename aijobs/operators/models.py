@@ -29,9 +29,24 @@ class Operator(Base):
     language: Mapped[str | None] = mapped_column(String(8))
     active: Mapped[bool] = mapped_column(Boolean, default=True)
     session_version: Mapped[int] = mapped_column(Integer, default=1)
-    """Raised to end all of the operator's sessions."""
+    """Raised with every revocation of all sessions, for web processes of the version before; a later one drops it."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_login_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class OperatorSession(Base):
+    """A sign-in of an operator in one browser; only the digest of the key in its cookie is stored."""
+
+    __tablename__ = "operator_sessions"
+
+    id: Mapped[str] = mapped_column(Key(36), primary_key=True, default=new_id)
+    operator_id: Mapped[str] = mapped_column(Key(36), ForeignKey("operators.id", ondelete="CASCADE"), index=True)
+    key_hash: Mapped[str] = mapped_column(Key(64), unique=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    remote_addr: Mapped[str | None] = mapped_column(String(64))
+    user_agent: Mapped[str | None] = mapped_column(String(300))
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class OperatorToken(Base):

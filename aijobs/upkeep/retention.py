@@ -1,17 +1,18 @@
 """Deletes jobs that nobody needs any more, with all that hangs on them; what is left is a tombstone.
 
-A chain of retries goes as a whole, once its newest job ended long enough ago. Business rows stay.
+A chain of retries goes as a whole, once its newest job ended long enough ago. Business rows stay. Old tombstones and
+sessions of operators go too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from sqlalchemy import delete, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.clock import Clock, read_clock
@@ -28,6 +29,7 @@ from aijobs.jobs.models import (
 )
 from aijobs.jobs.status import FINAL
 from aijobs.logs import get_logger
+from aijobs.operators.models import OperatorSession
 from aijobs.outbox.models import OutboxEvent
 
 logger = get_logger(__name__)
@@ -41,6 +43,7 @@ class Pruned:
     tombstones: int = 0
     failed: int = 0
     """Chains that could not be deleted; the next run tries again."""
+    sessions: int = 0
 
 
 class Retention:
@@ -53,11 +56,12 @@ class Retention:
         *,
         keep_jobs: timedelta,
         keep_tombstones: timedelta,
+        keep_sessions: timedelta,
         batch: int = 50,
     ) -> None:
-        """`keep_jobs` counts from a job's end; `keep_tombstones` from its deletion."""
+        """`keep_jobs` counts from a job's end, `keep_tombstones` from its deletion, `keep_sessions` from a sign-in."""
         self._database, self._clock, self._batch = database, clock, batch
-        self._keep_jobs, self._keep_tombstones = keep_jobs, keep_tombstones
+        self._keep_jobs, self._keep_tombstones, self._keep_sessions = keep_jobs, keep_tombstones, keep_sessions
 
     def run(self) -> Pruned:
         """Delete all that is old enough. A chain that can't be deleted keeps none behind it."""
@@ -71,12 +75,11 @@ class Retention:
                     # A plug-in's table, for one, may refer to a job of it.
                     logger.error("retention.failed", rootId=root_id, error=type(error).__name__)
                     failed += 1
-        tombstones = 0
-        while count := self._database.write(self._delete_tombstones):
-            tombstones += count
+        tombstones = self._delete_old(JobTombstone.job_id, JobTombstone.deleted_at, self._keep_tombstones)
+        sessions = self._delete_old(OperatorSession.id, OperatorSession.created_at, self._keep_sessions)
         if jobs or tombstones:
             logger.info("jobs.pruned", jobs=jobs, tombstones=tombstones, failed=failed)
-        return Pruned(jobs, tombstones, failed)
+        return Pruned(jobs, tombstones, failed, sessions)
 
     def _old_chains(self, after: str) -> Sequence[str]:
         """Root ids of chains whose newest job ended long ago, in order, from behind `after`."""
@@ -131,17 +134,18 @@ class Retention:
                 )
         session.flush()
 
-    def _delete_tombstones(self, session: Session) -> int:
-        old = (
-            session.execute(
-                select(JobTombstone.job_id)
-                .where(JobTombstone.deleted_at <= self._clock.now(-self._keep_tombstones))
-                .limit(self._batch * 10)
-            )
-            .scalars()
-            .all()
-        )
-        return change_rows(session, delete(JobTombstone).where(JobTombstone.job_id.in_(old))) if old else 0
+    def _delete_old(self, key: InstrumentedAttribute[str], at: InstrumentedAttribute[datetime], keep: timedelta) -> int:
+        """Delete the rows of `key`'s table whose `at` is longer ago than `keep`; return how many."""
+
+        def delete_some(session: Session) -> int:
+            query = select(key).where(at <= self._clock.now(-keep)).limit(self._batch * 10)
+            old = session.execute(query).scalars().all()
+            return change_rows(session, delete(key.class_).where(key.in_(old))) if old else 0
+
+        deleted = 0
+        while count := self._database.write(delete_some):
+            deleted += count
+        return deleted
 
 
 _HANGING_ON_A_JOB = (

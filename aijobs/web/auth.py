@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -14,18 +14,17 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from flask import Flask, abort, g, redirect, request, session, url_for
 from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
-from flask_wtf.csrf import CSRFProtect, validate_csrf
 from sqlalchemy import or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.routing import BuildError
-from wtforms.validators import ValidationError
 
 from aijobs.errors import ApiError
 from aijobs.logs import get_logger
 from aijobs.operators.accounts import find_operator
-from aijobs.operators.audit import Actor
-from aijobs.operators.models import Operator, OperatorToken
+from aijobs.operators.audit import Actor, AuditTrail
+from aijobs.operators.models import Operator, OperatorSession, OperatorToken
 from aijobs.operators.rights import may
+from aijobs.operators.sessions import Ended, OperatorSessions, SessionRules, revoke_sessions
 from aijobs.operators.throttle import LoginAttempts
 from aijobs.web.context import asked_address, client_address, is_api_request, printable, services
 
@@ -39,8 +38,11 @@ LONGEST_PASSWORD = 1024
 USE_NOTED_EVERY = timedelta(hours=1)
 """A token's `last_used_at` is right to this: a write for each request would be for nothing."""
 
-csrf = CSRFProtect()
+POLLERS = frozenset({"poller", "chips"})
+"""Ids of the elements that ask by themselves; htmx names them in `HX-Trigger`. What they ask doesn't count as use."""
+
 login_manager = LoginManager()
+login_manager.session_protection = None  # It would write the cookie at each change of address, and nothing reads it.
 _hasher = PasswordHasher()
 _NOBODY = _hasher.hash(secrets.token_hex(16))
 """What an unknown user's password is compared with, so that the answer takes as long."""
@@ -54,11 +56,13 @@ class OperatorUser(UserMixin):
     username: str
     role: str
     language: str | None
-    session_version: int
+    session_id: str | None = None
+    """The session of this request; None with a token."""
+    session_key: str = field(default="", repr=False)
 
     def get_id(self) -> str:
-        """What the session holds: raising the operator's `session_version` ends it."""
-        return f"{self.id}:{self.session_version}"
+        """What the cookie holds."""
+        return self.session_key
 
     def may(self, right: str) -> bool:
         """Whether this operator has the right (`aijobs.operators.rights`)."""
@@ -70,8 +74,8 @@ class OperatorUser(UserMixin):
         return f"operator:{self.username}"
 
     @classmethod
-    def of(cls, row: Operator) -> OperatorUser:
-        return cls(row.id, row.username, row.role, row.language, row.session_version)
+    def of(cls, row: Operator, session_id: str | None = None, session_key: str = "") -> OperatorUser:
+        return cls(row.id, row.username, row.role, row.language, session_id, session_key)
 
 
 # --- passwords and tokens ------------------------------------------------------------------------------------
@@ -116,10 +120,11 @@ def sign_in(username: str, password: str) -> OperatorUser | None:
     attempts = LoginAttempts(database, clock, row.username if row else None, username, client_address())
     attempts.check()
     right = verify_password(row.password_hash if row else None, password)
-    if row is None or not right or not row.active:
+    key = sessions().begin(row, client_address(), user_agent()) if row is not None and right else None
+    if row is None or key is None:
         attempts.record_failure()
         return None
-    user = OperatorUser.of(row)
+    user = OperatorUser.of(row, session_key=key)
     # A session of before the login is not taken over: neither its id nor its CSRF token.
     session.clear()
     session.permanent = True
@@ -131,19 +136,41 @@ def sign_in(username: str, password: str) -> OperatorUser | None:
 
 
 def sign_out() -> None:
-    """End this session."""
+    """End this session, also for a copy of its cookie."""
+    operator = current_operator()
+    if operator is not None and operator.session_id is not None:
+        trail = AuditTrail(services().database, services().clock, acting())
+        this = OperatorSession.id == operator.session_id
+        services().database.write(lambda writing: revoke_sessions(writing, trail, session_rules(), this))
     logout_user()
     session.clear()
 
 
+def session_rules() -> SessionRules:
+    """When sessions end, by the settings of this application."""
+    return SessionRules(services().settings, services().clock)
+
+
+def sessions() -> OperatorSessions:
+    """The sessions behind the cookies."""
+    return OperatorSessions(services().database, session_rules())
+
+
 @login_manager.user_loader
-def _load_user(session_id: str) -> OperatorUser | None:
-    operator_id, _, version = session_id.partition(":")
-    with services().database.read() as reading:
-        row = reading.execute(select(Operator).where(Operator.id == operator_id)).scalar_one_or_none()
-    if row is None or not row.active or str(row.session_version) != version:
+def _load_user(key: str) -> OperatorUser | None:
+    found = sessions().find(key)
+    if found is None or found.ended is not None:
+        g.session_ended = found.ended if found is not None else Ended.UNKNOWN
         return None
-    return OperatorUser.of(row)
+    if found.stale and request.headers.get("HX-Trigger") not in POLLERS:
+        sessions().note_seen(found.id)
+    return OperatorUser.of(found.operator, found.id, key)
+
+
+def ended_session() -> Ended | None:
+    """Why the session that this request's cookie speaks of is over; None if it is good, or there was none."""
+    current_operator()
+    return cast("Ended | None", g.get("session_ended"))
 
 
 def find_token_operator(token: str) -> OperatorUser | None:
@@ -207,7 +234,12 @@ def get_operator() -> OperatorUser:
 def acting() -> Actor:
     """The operator of this request, as the audit log tells of him; `UNAUTHORIZED` where nobody is signed in."""
     operator = get_operator()
-    return Actor(operator.actor, operator.id, client_address(), printable(request.headers.get("User-Agent", ""), 300))
+    return Actor(operator.actor, operator.id, client_address(), user_agent())
+
+
+def user_agent() -> str | None:
+    """What the browser calls itself, as a column can hold it."""
+    return printable(request.headers.get("User-Agent", ""), 300)
 
 
 def require_right(right: str) -> Callable[[V], V]:
@@ -250,22 +282,6 @@ def _path_of(address: str) -> str | None:
     return address.removeprefix(root) if address.startswith((root + "/", "/")) else None
 
 
-def check_csrf_header() -> None:
-    """A session's write in the admin API: `FORBIDDEN` without the session's token in `X-CSRF-Token`."""
-    try:
-        validate_csrf(request.headers.get("X-CSRF-Token"))
-    except ValidationError:
-        raise ApiError("FORBIDDEN", {"reason": "csrf"}) from None
-
-
 def init_app(app: Flask) -> None:
-    """Sessions, and CSRF on everything that changes anything; the APIs check theirs themselves."""
-    app.config.setdefault("WTF_CSRF_CHECK_DEFAULT", False)
-    app.config.setdefault("WTF_CSRF_TIME_LIMIT", None)  # As long as the session.
-    csrf.init_app(app)
+    """Know the operator of each request."""
     login_manager.init_app(app)
-
-    @app.before_request
-    def protect() -> None:
-        if request.method not in ("GET", "HEAD", "OPTIONS") and not is_api_request():
-            csrf.protect()

@@ -15,17 +15,16 @@ from sqlalchemy import Engine
 from aijobs import logs
 from aijobs.db.database import Base
 from aijobs.settings import PACKAGE, Settings, resource
-from aijobs.web import auth, console, errors, headers, plugins
+from aijobs.web import auth, console, csrf, errors, headers, plugins
 from aijobs.web.api import admin, internal, user
 from aijobs.web.bodies import CheckedBodies
 from aijobs.web.context import LANGUAGES, language
 from aijobs.web.forwarded import Forwarded
 from aijobs.web.health import health
+from aijobs.web.session_cookie import SessionCookie, cookie_name
 
 if TYPE_CHECKING:
     from aijobs.wiring import Services
-
-SESSION_HOURS = 12
 
 
 class WebDatabase(SQLAlchemy):
@@ -67,6 +66,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
     Htmx(app)
     headers.init_app(app, production=settings.production)
     auth.init_app(app)
+    csrf.init_app(app)
     errors.init_app(app)
     app.register_blueprint(health)
     user.init_app(app)
@@ -79,15 +79,18 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
 
 
 def _configure(app: Flask, settings: Settings) -> None:
+    app.session_interface = SessionCookie()
     app.config.update(
         SECRET_KEY=settings.secret_key,
         MAX_CONTENT_LENGTH=settings.body_limit_bytes,
         MAX_FORM_MEMORY_SIZE=settings.body_limit_bytes,
-        SESSION_COOKIE_NAME="aijobs_session",
+        SESSION_COOKIE_NAME=cookie_name(settings.secret_key),
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         SESSION_COOKIE_SECURE=settings.production,
-        PERMANENT_SESSION_LIFETIME=timedelta(hours=SESSION_HOURS),
+        # The row on the server ends a session; a cookie that lives longer lets the sign-in page say why it ended.
+        PERMANENT_SESSION_LIFETIME=timedelta(days=settings.session_max_days + 1),
+        SESSION_REFRESH_EACH_REQUEST=False,  # The answer to a late poll would put an old cookie in a new one's place.
         SQLALCHEMY_DATABASE_URI="sqlite://",  # Flask-SQLAlchemy wants one; the engine is ours.
         BABEL_DEFAULT_LOCALE=LANGUAGES[0],
         BABEL_TRANSLATION_DIRECTORIES=str(PACKAGE / "translations"),

@@ -111,6 +111,23 @@ def test_an_upgrade_done_twice_changes_nothing(engine: Engine) -> None:
     assert read_revision(engine) == HEAD
 
 
+def test_upgrade_from_each_revision_keeps_the_operators(engine: Engine) -> None:
+    """What an older version wrote is there afterwards, also when the newest step is taken back and done again."""
+    _run(engine, command.upgrade, REVISIONS[0])
+    row = {"id": "o1", "username": "ann", "password_hash": "x", "role": "VIEWER", "active": True, "session_version": 3}
+    columns = ", ".join(row)
+    values = ", ".join(f":{name}" for name in row)
+    with engine.begin() as connection:
+        insert = f"INSERT INTO operators ({columns}, created_at) VALUES ({values}, '2026-01-01 00:00:00.000')"
+        connection.execute(text(insert), row)
+    for revision in (*REVISIONS[1:], REVISIONS[0], HEAD):
+        step = command.downgrade if revision == REVISIONS[0] else command.upgrade
+        _run(engine, step, revision)
+        with engine.connect() as connection:
+            found = connection.execute(text("SELECT username, session_version FROM operators")).all()
+        assert [tuple(row) for row in found] == [("ann", 3)], revision
+
+
 @OTHERS_LATER
 def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, processes: Processes) -> None:
     code = (
@@ -167,9 +184,9 @@ def test_a_schema_at_head_is_accepted(engine: Engine) -> None:
 
 def test_an_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     upgrade(engine)
-    monkeypatch.setattr("aijobs.db.schema.REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr("aijobs.db.schema.HEAD", "0002")
-    with pytest.raises(SettingsError, match=r"older \(0001\) than this code \(0002\)") as refused:
+    monkeypatch.setattr("aijobs.db.schema.REVISIONS", (*REVISIONS, "9998"))
+    monkeypatch.setattr("aijobs.db.schema.HEAD", "9998")
+    with pytest.raises(SettingsError, match=rf"older \({HEAD}\) than this code \(9998\)") as refused:
         check_schema(engine)
     assert "\n" not in str(refused.value)
 
@@ -275,8 +292,8 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
         "config = Config(sys.argv[1] + '/alembic.ini')\n"
         "engine = build_engine('sqlite:///' + sys.argv[2])\n"
         "for step in (lambda: command.upgrade(config, 'head'),\n"
-        "             lambda: command.revision(config, 'extras', autogenerate=True, rev_id='0002'),\n"
-        "             lambda: command.upgrade(config, 'head'), lambda: command.downgrade(config, '0001')):\n"
+        "             lambda: command.revision(config, 'extras', autogenerate=True, rev_id='9998'),\n"
+        "             lambda: command.upgrade(config, 'head'), lambda: command.downgrade(config, '-1')):\n"
         "    with engine.connect() as connection:\n"
         "        config.attributes['connection'] = connection\n"
         "        step()\n"
@@ -289,7 +306,7 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    generated = (folder / "versions" / "0002_extras.py").read_text()
+    generated = (folder / "versions" / "9998_extras.py").read_text()
     for rendered in ("Key(36)", "UtcDateTime()", "Json", "LongText"):
         assert f", {rendered}," in generated
         assert f"from aijobs.db.database import {rendered.partition('(')[0]}\n" in generated

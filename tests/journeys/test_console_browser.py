@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
-from sqlalchemy import update
+from sqlalchemy import select, update
 from werkzeug.serving import make_server
 from werkzeug.wsgi import ClosingIterator
 
 from aijobs.clock import utc_now
-from aijobs.operators.models import Operator
+from aijobs.operators.models import OperatorSession
 from aijobs.web.factory import create_app
 from aijobs.wiring import build_services
 from tests.support.rows import add, build_call
@@ -229,12 +230,46 @@ def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, 
     _sign_in(page, address, f"/console/jobs/{job_id}")
     # On the server: a cookie that was cleared here, the answer to a request on its way would set again.
     with stage.services.database.transaction() as session:
-        session.execute(update(Operator).values(session_version=Operator.session_version + 1))
+        session.execute(update(OperatorSession).values(revoked_at=utc_now()))
     page.wait_for_url("**/console/login?next=**", timeout=15_000)
+    expect(page.get_by_role("status")).to_contain_text("Your session ended")
     page.get_by_label("User name").fill("operator")
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(f"**/console/jobs/{job_id}")
+
+
+def test_page_left_open_polls_without_prolonging_the_session_and_ends_at_the_sign_in(
+    stage: Stage, address: str, page: Page
+) -> None:
+    job_id = stage.running()
+    _sign_in(page, address, f"/console/jobs/{job_id}")
+    # Bits of a second less, as SQLite keeps milliseconds.
+    long_ago = (utc_now() - timedelta(hours=11)).replace(microsecond=0)
+    with stage.services.database.transaction() as session:
+        session.execute(update(OperatorSession).values(seen_at=long_ago))
+    for _ in range(2):
+        with page.expect_response(lambda answer: "/changes" in answer.url and answer.status == 200):
+            pass
+    with stage.services.database.transaction() as session:
+        assert session.execute(select(OperatorSession.seen_at)).scalar_one() == long_ago
+        session.execute(update(OperatorSession).values(seen_at=long_ago - timedelta(hours=1)))
+    page.wait_for_url("**/console/login?next=**", timeout=15_000)
+    expect(page.get_by_role("status")).to_have_text("Your session ended: signed out after 12 hours without use.")
+
+
+def test_operator_signs_out_another_browser_without_javascript(
+    stage: Stage, address: str, new_page: Callable[..., Page]
+) -> None:
+    other, page = new_page(), new_page(java_script_enabled=False)
+    for browser in (other, page):
+        _sign_in(browser, address)
+    page.locator("details.menu summary").click()
+    page.get_by_role("link", name="Sessions").click()
+    page.get_by_role("button", name="Sign out everywhere else").click()
+    expect(page.get_by_text("1 session was signed out.")).to_be_visible()
+    other.goto(f"{address}/console/queues")
+    expect(other.get_by_role("status")).to_contain_text("Your session ended")
 
 
 @pytest.mark.parametrize("language", ["en-US", pytest.param("zh-CN", marks=pytest.mark.long)])
@@ -248,7 +283,8 @@ def test_no_page_is_wider_than_a_small_screen(
     page.locator("#password").fill(PASSWORD)
     page.locator("button.primary").click()
     page.wait_for_url("**/console/jobs*")
-    paths = ["jobs", "jobs?q=x", "outbox", "queues", "workers", "providers", f"jobs/{jobs['failed']}/retry"]
+    paths = ["jobs", "jobs?q=x", "outbox", "queues", "workers", "providers", "sessions"]
+    paths.append(f"jobs/{jobs['failed']}/retry")
     for path in (*paths, *(f"jobs/{job_id}" for job_id in jobs.values())):
         page.goto(f"{address}/console/{path}")
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -279,10 +315,6 @@ def test_no_figure_of_a_job_lies_under_another_or_beyond_a_small_screen(
 
 @pytest.mark.long
 def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
-    from datetime import timedelta
-
-    from aijobs.clock import utc_now
-
     ages = (
         timedelta(seconds=40),
         timedelta(minutes=3.5),
@@ -335,7 +367,7 @@ def test_axe_finds_nothing_serious_on_any_page(
     _sign_in(page, address, username="super_admin")
     expect(page.locator("#chips")).to_contain_text("Failed 2")
     paths = ["/console/jobs", "/console/jobs?q=zzz", "/console/jobs?createdFrom=never", "/console/outbox"]
-    paths += ["/console/queues", "/console/workers", "/console/audit", "/console/jobs/nope"]
+    paths += ["/console/queues", "/console/workers", "/console/audit", "/console/jobs/nope", "/console/sessions"]
     stage.services.breaker.failed("deepseek.platform", exhausted=True)
     paths += ["/console/providers", "/console/providers/deepseek/close"]
     add(stage.services.database, build_call(stage.job(jobs["failed"]), **NOBODY_KNOWS))

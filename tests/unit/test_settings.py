@@ -124,6 +124,28 @@ def test_a_lease_that_a_late_beat_would_lose_is_refused(
     assert named in refused(tmp_path, HEARTBEAT_S=beat, LEASE_S=lease, LEASE_GRACE_S=grace)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SESSION_IDLE_HOURS", "0"),
+        ("SESSION_IDLE_HOURS", "0.01"),
+        ("SESSION_IDLE_HOURS", "8761"),
+        ("SESSION_IDLE_HOURS", "a day"),
+        ("SESSION_MAX_DAYS", "0"),
+        ("SESSION_MAX_DAYS", "366"),
+        ("SESSION_MAX_DAYS", "nan"),
+    ],
+)
+def test_session_that_would_end_at_once_or_never_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    assert f"AIJOBS_{name}" in refused(tmp_path, **{name: text})
+
+
+def test_session_lengths_may_be_fractions(tmp_path: Path) -> None:
+    settings = load(tmp_path, SESSION_IDLE_HOURS="0.25", SESSION_MAX_DAYS="0.5")
+    assert (settings.session_idle_hours, settings.session_max_days) == (0.25, 0.5)
+    assert (load(tmp_path).session_idle_hours, load(tmp_path).session_max_days) == (12, 7)
+
+
 PERIODS = (
     "DISPATCHER_S",
     "REAPER_S",

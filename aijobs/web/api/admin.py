@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from flask import Blueprint, Flask, Response, g, request, url_for
@@ -17,8 +18,9 @@ from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
 from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, worded
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
-from aijobs.web.auth import acting, bearer_token, check_csrf_header, find_token_operator, get_operator
+from aijobs.web.auth import acting, bearer_token, find_token_operator, get_operator
 from aijobs.web.context import services
+from aijobs.web.csrf import SAFE_METHODS, check_csrf_header
 from aijobs.web.requests import (
     PAGE_PARAMETERS,
     page_of,
@@ -256,7 +258,7 @@ DOCUMENT = build_document(
     OPERATIONS,
     {
         "operatorToken": {"type": "http", "scheme": "bearer"},
-        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},
+        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},  # Each installation has its own name.
     },
 )
 
@@ -267,7 +269,9 @@ def init_app(app: Flask) -> None:
     blueprint.before_request(_authenticate)
     add_operations(blueprint, OPERATIONS)
     app.register_blueprint(blueprint)
-    add_document(app, "/admin-api/openapi.json", DOCUMENT, "admin_openapi")
+    document = deepcopy(DOCUMENT)
+    document["components"]["securitySchemes"]["session"]["name"] = app.session_interface.get_cookie_name(app)
+    add_document(app, "/admin-api/openapi.json", document, "admin_openapi")
 
 
 def _authenticate() -> None:
@@ -277,6 +281,6 @@ def _authenticate() -> None:
         g.operator = find_token_operator(token) if token else None
         if g.operator is None and is_user_request():
             raise ApiError("FORBIDDEN")  # Known, and no operator.
-    elif current_user.is_authenticated and request.method not in ("GET", "HEAD", "OPTIONS"):
+    elif current_user.is_authenticated and request.method not in SAFE_METHODS:
         check_csrf_header()
     get_operator()

@@ -22,7 +22,9 @@ def _csrf_refused(_error: CSRFError) -> ResponseReturnValue:
     signing_in = request.endpoint in ("console.login", "console.preferences", "console.logout")
     if current_operator() is None and not signing_in:
         return login_manager.unauthorized()
-    return current_app.handle_user_exception(ApiError("BAD_REQUEST", {"reason": "csrf"}))
+    # A browser that keeps no cookie has no token that could be right, however often the form is loaded again.
+    has_cookie = current_app.session_interface.get_cookie_name(current_app) in request.cookies
+    return current_app.handle_user_exception(ApiError("BAD_REQUEST", {"reason": "csrf" if has_cookie else "cookie"}))
 
 
 @blueprint.after_request
@@ -43,6 +45,7 @@ def init_app(app: Flask) -> None:
         providers,
         queues,
         session,
+        sessions,
         times,
         usage,
         words,

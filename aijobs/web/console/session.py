@@ -13,9 +13,18 @@ from wtforms import HiddenField, PasswordField, StringField
 from wtforms.validators import DataRequired, Length
 
 from aijobs.errors import ApiError
-from aijobs.web.auth import LONGEST_PASSWORD, current_operator, sign_in, sign_out
+from aijobs.operators.sessions import Ended
+from aijobs.web.auth import (
+    LONGEST_PASSWORD,
+    current_operator,
+    ended_session,
+    session_rules,
+    sign_in,
+    sign_out,
+)
 from aijobs.web.console import blueprint
 from aijobs.web.console.pages import known_page
+from aijobs.web.console.times import whole_time
 
 _CHOSEN = ("language", "theme")
 """What somebody chose before signing in, and keeps."""
@@ -60,6 +69,11 @@ def login() -> ResponseReturnValue:
 @blueprint.post("/logout")
 def logout() -> ResponseReturnValue:
     """End the session."""
+    return leave()
+
+
+def leave() -> ResponseReturnValue:
+    """End this session, and go to the sign-in page in the language and theme that were chosen."""
     chosen = {name: session[name] for name in _CHOSEN if name in session}
     sign_out()
     session.update(chosen)
@@ -78,4 +92,19 @@ def _too_often(form: SignInForm, refused: ApiError) -> Response:
 
 def _page(form: SignInForm, status: int, problem: str | None = None) -> Response:
     form.next.data = known_page(form.next.data)
-    return make_response(render_template("console/session/new.html", form=form, problem=problem), status)
+    ended = None if form.is_submitted() else _ended_text()
+    return make_response(render_template("console/session/new.html", form=form, problem=problem, ended=ended), status)
+
+
+def _ended_text() -> str | None:
+    """Why somebody who was signed in is not any more; None where nobody was."""
+    ended, rules = ended_session(), session_rules()
+    if ended is None:
+        return None
+    if ended is Ended.IDLE:
+        return gettext("Your session ended: signed out after %(time)s without use.", time=whole_time(rules.idle))
+    if ended is Ended.EXPIRED:
+        return gettext("Your session ended: signed out %(time)s after the sign-in.", time=whole_time(rules.longest))
+    if ended is Ended.REVOKED:
+        return gettext("Your session ended: it was signed out elsewhere, or your account or password was changed.")
+    return gettext("Your session ended. Please sign in again.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from babel.dates import format_timedelta
+from babel.units import format_unit
 from flask_babel import get_locale, gettext
 
 from aijobs.clock import parse_iso, utc_now
@@ -57,6 +58,14 @@ def duration(value: timedelta | float | None) -> str:
     if hours < 48:
         return gettext("%(h)s h %(m)s min", h=hours, m=minutes)
     return gettext("%(d)s d %(h)s h", d=hours // 24, h=hours % 24)
+
+
+def whole_time(value: timedelta) -> str:
+    """A length of time in the largest unit that gives a whole number: `12 hours`, `7 days`, `90 minutes`."""
+    seconds = round(value.total_seconds())
+    units = {"day": 86_400, "hour": 3600, "minute": 60, "second": 1}
+    unit = next(name for name, size in units.items() if seconds % size == 0)
+    return str(format_unit(seconds // units[unit], f"duration-{unit}", "long", locale=get_locale()))
 
 
 def milliseconds(value: int | None) -> str:

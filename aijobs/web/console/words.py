@@ -69,6 +69,7 @@ WORDS: Mapping[str, Any] = {
     "operator.password": _l("New password"),
     "operator.token": _l("Token made"),
     "operator.revoke_token": _l("Token revoked"),
+    "operator.revoke_session": _l("Session signed out"),
     "login": _l("Signed in"),
     "login_failed": _l("Wrong password"),
     # roles and environments
@@ -123,7 +124,7 @@ PASS_WORDS: Mapping[str, Any] = {
     "reaper": _l("Take over lost leases"),
     "redrive": _l("Send lost messages again"),
     "snapshot_cleanup": _l("Delete expired snapshots"),
-    "retention": _l("Delete old jobs"),
+    "retention": _l("Delete old jobs and sessions"),
 }
 
 TONES: Mapping[str, str] = {

@@ -346,7 +346,8 @@ def test_a_reservation_goes_with_its_job(database_server: Databases) -> None:
         kit.jobs.cancel(job.id, "user:u1")
         assert kit.counts()["quota_reservations"] == 1
         kit.advance(86_400 * 200)
-        Retention(kit.database, kit.clock, keep_jobs=timedelta(days=1), keep_tombstones=timedelta(days=1)).run()
+        day = timedelta(days=1)
+        Retention(kit.database, kit.clock, keep_jobs=day, keep_tombstones=day, keep_sessions=day).run()
         assert {"ai_jobs", "quota_reservations"}.isdisjoint(kit.counts())
 
 

@@ -23,7 +23,12 @@ HANGING = ("ai_job_snapshots", "ai_job_events", "ai_job_artifacts", "ai_usage_lo
 
 def retention(kit: Kit, batch: int = 50) -> Retention:
     return Retention(
-        kit.database, kit.clock, keep_jobs=timedelta(days=180), keep_tombstones=timedelta(days=365), batch=batch
+        kit.database,
+        kit.clock,
+        keep_jobs=timedelta(days=180),
+        keep_tombstones=timedelta(days=365),
+        keep_sessions=timedelta(days=8),
+        batch=batch,
     )
 
 
@@ -145,7 +150,8 @@ def test_a_chain_that_can_not_be_deleted_keeps_none_behind_it(kit: Kit, held: sl
 
 def test_a_retry_at_the_same_moment_leaves_either_the_whole_chain_or_nothing_of_it(live_kit: Kit) -> None:
     kit = live_kit
-    now = Retention(kit.database, kit.clock, keep_jobs=timedelta(0), keep_tombstones=timedelta(days=1))
+    day = timedelta(days=1)
+    now = Retention(kit.database, kit.clock, keep_jobs=timedelta(0), keep_tombstones=day, keep_sessions=day)
     for _ in range(10):
         parent, _ = kit.job_in("failed")
         _, retried = race(now.run, lambda parent=parent: kit.jobs.retry(parent, "operator:o"))

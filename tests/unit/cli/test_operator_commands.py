@@ -120,6 +120,42 @@ def test_a_list_tells_when_a_token_was_last_used_and_never_the_token(aijobs: Aij
     assert "argon2" not in out
 
 
+def test_list_shows_where_an_operator_is_signed_in_and_never_the_key(aijobs: Aijobs, app: Flask) -> None:
+    client = app.test_client()
+    client.environ_base["HTTP_USER_AGENT"] = "Firefox/140"
+    assert _enter(client, OLD) == 303
+    (session,) = _listed(aijobs)["sessions"]
+    assert {**session, "id": "", "createdAt": "", "seenAt": ""} == {
+        "id": "",
+        "username": "ann",
+        "createdAt": "",
+        "seenAt": "",
+        "remoteAddr": "127.0.0.1",
+        "userAgent": "Firefox/140",
+    }
+    line = aijobs("operator", "list")[1].splitlines()[-1]
+    began, seen = session["createdAt"], session["seenAt"]
+    assert line == f"  {session['id']}  session from 127.0.0.1  signed in {began}  last used {seen}  Firefox/140"
+
+
+def test_revoked_session_is_signed_out_and_the_others_and_the_tokens_are_not(
+    aijobs: Aijobs, app: Flask, services: Services
+) -> None:
+    headers, clients = _token(aijobs), [app.test_client() for _ in range(3)]
+    found: list[str] = []
+    for client in clients:
+        assert _enter(client, OLD) == 303
+        found += [row["id"] for row in _listed(aijobs)["sessions"] if row["id"] not in found]
+    assert aijobs("operator", "revoke-session", "ann", "--id", found[0])[1] == "1 session of ann revoked.\n"
+    assert [client.get("/console/jobs").status_code for client in clients] == [303, 200, 200]
+    assert aijobs("operator", "revoke-session", "ann", "--id", found[0])[1] == "0 sessions of ann revoked.\n"
+    assert aijobs("operator", "revoke-session", "ann", "--all")[1] == "2 sessions of ann revoked.\n"
+    assert [client.get("/console/jobs").status_code for client in clients] == [303, 303, 303]
+    assert app.test_client().get(JOBS, headers=headers).status_code == 200
+    assert _listed(aijobs)["sessions"] == []
+    assert [action for action, _, _ in _audit(services)][-3:] == ["operator.revoke_session"] * 3
+
+
 def test_every_change_of_an_operator_is_in_the_audit_log(
     aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,13 +179,13 @@ def test_every_change_of_an_operator_is_in_the_audit_log(
     assert "ajo_" not in str(rows)
 
 
-@pytest.mark.parametrize("command", ["disable", "enable", "revoke-token", "password"])
+@pytest.mark.parametrize("command", ["disable", "enable", "revoke-token", "revoke-session", "password"])
 @pytest.mark.parametrize("name", ["bob", "ANN", "an\udcffn", "x" * 300, " "])
 def test_who_is_not_there_is_said_in_one_line(
     aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch, command: str, name: str
 ) -> None:
     _give_stdin(monkeypatch, NEW)
-    more = {"revoke-token": ["--all"], "password": ["--password-stdin"]}.get(command, [])
+    more = {"revoke-token": ["--all"], "revoke-session": ["--all"], "password": ["--password-stdin"]}.get(command, [])
     code, out, err = aijobs("operator", command, name, *more)
     assert (code, out) == (1, "")
     assert err.startswith("aijobs: there is no operator ")
@@ -161,6 +197,12 @@ def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Ai
     assert aijobs("operator", "revoke-token", "ann")[0] == 2
     assert aijobs("operator", "revoke-token", "ann", "--all", "--id", "x")[0] == 2
     assert aijobs("operator", "revoke-token", "ann", "--id", "x")[0] == 1
+    assert aijobs("operator", "revoke-session", "ann")[0] == 2
+    assert aijobs("operator", "revoke-session", "ann", "--id", "x") == (
+        1,
+        "",
+        "aijobs: operator 'ann' has no session 'x'\n",
+    )
     assert _listed(aijobs)["tokens"][0].get("revokedAt") is None
 
 

@@ -29,10 +29,10 @@ def test_a_chain_that_could_not_be_deleted_is_no_success(upgraded: Aijobs, aijob
         code, out, _ = aijobs("prune")
         assert (code, out) == (
             1,
-            "deleted 1 jobs and 0 tombstones; 1 old chains could not be deleted, the log says why\n",
+            "deleted 1 jobs, 0 tombstones and 0 sessions; 1 old chains could not be deleted, the log says why\n",
         )
         with services.database.transaction() as session:
             session.execute(text("DROP TABLE plug_in"))
         code, out, _ = aijobs("prune", "--json")
-        assert (code, json.loads(out)) == (0, {"jobs": 1, "tombstones": 0, "failed": 0})
-        assert aijobs("prune") == (0, "deleted 0 jobs and 0 tombstones\n", "")
+        assert (code, json.loads(out)) == (0, {"jobs": 1, "tombstones": 0, "failed": 0, "sessions": 0})
+        assert aijobs("prune") == (0, "deleted 0 jobs, 0 tombstones and 0 sessions\n", "")

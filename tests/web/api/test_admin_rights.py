@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from flask import Flask
 from flask.testing import FlaskClient
 from sqlalchemy import func, select, update
 
+from aijobs.clock import utc_now
 from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
-from aijobs.operators.models import AuditLog, Operator, OperatorToken
+from aijobs.operators.models import AuditLog, Operator, OperatorSession, OperatorToken
 from aijobs.operators.throttle import PER_ADDRESS, LoginAttempts
 from aijobs.web.api import admin, user
 from aijobs.web.auth import sign_in
@@ -177,14 +179,28 @@ def test_a_header_stands_alone_whatever_session_comes_with_it(
         assert client.get("/admin-api/ai/jobs", headers=headers).status_code == 401
 
 
-def test_a_session_ends_when_the_operators_sessions_are_ended(
-    signed_in: Callable[[str], FlaskClient], database: Database
+ENDS: dict[str, dict[str, Any]] = {
+    "revoked": {"revoked_at": utc_now()},
+    "idle": {"seen_at": utc_now() - timedelta(hours=12)},
+    "expired": {"created_at": utc_now() - timedelta(days=7)},
+}
+
+
+@pytest.mark.parametrize("values", ENDS.values(), ids=ENDS)
+def test_session_that_has_ended_is_unauthorized_in_the_api(
+    signed_in: Callable[[str], FlaskClient], database: Database, places: dict[str, str], values: dict[str, Any]
 ) -> None:
-    client = signed_in("VIEWER")
+    client = signed_in("OPERATOR")
+    write = {"headers": {"X-CSRF-Token": client.csrf}}  # type: ignore[attr-defined]
     assert client.get("/admin-api/ai/jobs").status_code == 200
     with database.transaction() as session:
-        session.execute(update(Operator).values(session_version=2))
-    assert client.get("/admin-api/ai/jobs").status_code == 401
+        session.execute(update(OperatorSession).values(**values))
+    for answer in (
+        client.get("/admin-api/ai/jobs"),
+        client.post(f"/admin-api/ai/jobs/{places['job']}/cancel", **write),
+    ):
+        assert (answer.status_code, answer.json["error"]["code"]) == (401, "UNAUTHORIZED")
+    assert "Location" not in answer.headers
 
 
 def test_the_users_api_knows_no_session(signed_in: Callable[[str], FlaskClient]) -> None:

@@ -173,6 +173,13 @@ class Stage:
             assert answer.status_code == 303, answer.text
         return console
 
+    def copy_of(self, console: Console) -> Console:
+        """Another browser with the same cookies, as who copied them has."""
+        copy = self.app.test_client()
+        for cookie in console.http._cookies.values():
+            copy.set_cookie(cookie.key, cookie.value, domain=cookie.domain, path=cookie.path)
+        return Console(copy)
+
 
 class Console:
     """A client that takes tokens from forms as a browser does."""

@@ -7,13 +7,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.operators.models import Operator
+from aijobs.clock import utc_now
+from aijobs.operators.models import Operator, OperatorSession
 from tests.web.console.stage import Console, Stage, parse
 
 
 def _expire(stage: Stage) -> None:
     with stage.services.database.transaction() as session:
-        session.execute(update(Operator).values(session_version=Operator.session_version + 1))
+        session.execute(update(OperatorSession).values(revoked_at=utc_now()))
 
 
 def test_sign_in_leads_to_the_page_that_was_asked_for(stage: Stage) -> None:
@@ -194,3 +195,13 @@ def test_values_that_are_no_language_or_theme_change_nothing(stage: Stage) -> No
     console.post("/console/preferences", {**fields, "language": "../../etc", "theme": '"><script>'})
     soup = console.soup("/console/jobs")
     assert (soup.html["lang"], soup.html["data-theme"]) == ("en", "auto")
+
+
+def test_copied_cookie_is_worthless_after_sign_out(stage: Stage) -> None:
+    console = stage.client()
+    thief = stage.copy_of(console)
+    assert thief.get("/console/jobs").status_code == 200
+    fields = console.fields("/console/jobs", "/console/logout")
+    console.post("/console/logout", fields)
+    assert thief.get("/console/jobs").status_code == 303
+    assert thief.get("/admin-api/ai/jobs").status_code == 401

@@ -1,0 +1,200 @@
+"""Sessions of operators: begun, found by the key in the cookie, listed and revoked. Knows no Flask.
+
+The cookie holds a random key; the row holds its digest. The database's clock judges both ends of a session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, case, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from aijobs.db.clock import Clock
+from aijobs.db.database import Database
+from aijobs.db.statements import change_rows, insert_row
+from aijobs.ids import new_id
+from aijobs.logs import get_logger
+from aijobs.operators.audit import OPERATOR, AuditTrail
+from aijobs.operators.models import Operator, OperatorSession
+from aijobs.settings import Settings
+
+logger = get_logger(__name__)
+
+SEEN_EVERY = timedelta(minutes=1)
+"""`seen_at` is written at most this often."""
+
+_LISTED = (
+    OperatorSession.id,
+    Operator.username,
+    OperatorSession.created_at,
+    OperatorSession.seen_at,
+    OperatorSession.remote_addr,
+    OperatorSession.user_agent,
+)
+
+
+class Ended(StrEnum):
+    """Why a session is no longer good."""
+
+    REVOKED = "revoked"
+    IDLE = "idle"
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+    """There is no such session, or no longer: its row was deleted."""
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """A session as lists show it."""
+
+    id: str
+    username: str
+    created_at: datetime
+    seen_at: datetime
+    remote_addr: str | None
+    user_agent: str | None
+
+
+class FoundSession(NamedTuple):
+    """The session of a key. `ended` is None for a good one; `stale`: `seen_at` may be written again."""
+
+    operator: Operator
+    id: str
+    ended: Ended | None
+    stale: bool
+
+
+class SessionRules:
+    """When sessions end, as conditions on their rows."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.clock = clock
+        self.idle = timedelta(hours=settings.session_idle_hours)
+        self.longest = timedelta(days=settings.session_max_days)
+
+    def is_idle(self) -> ColumnElement[bool]:
+        """Nobody used the session for too long."""
+        return OperatorSession.seen_at <= self.clock.now(-self.idle)
+
+    def is_expired(self) -> ColumnElement[bool]:
+        """The session began too long ago, however much it is used."""
+        return OperatorSession.created_at <= self.clock.now(-self.longest)
+
+    def is_good(self) -> ColumnElement[bool]:
+        """The session is neither revoked nor at an end."""
+        return OperatorSession.revoked_at.is_(None) & ~self.is_idle() & ~self.is_expired()
+
+
+class OperatorSessions:
+    """The sessions behind the cookies."""
+
+    def __init__(self, database: Database, rules: SessionRules) -> None:
+        self._database, self._rules = database, rules
+
+    def begin(self, operator: Operator, remote_addr: str | None, user_agent: str | None) -> str | None:
+        """Insert a session of an operator whose password was right; return its key, for the cookie.
+
+        None if the operator was disabled or given another password since `operator` was read: that change revoked all
+        sessions, and it locks the same row, so this one can't come after it.
+        """
+        key, session_id, now = secrets.token_urlsafe(32), new_id(), self._rules.clock.now()
+
+        def work(session: Session) -> bool:
+            same = (Operator.id == operator.id, Operator.password_hash == operator.password_hash)
+            good = select(Operator.id).where(*same, Operator.active).with_for_update()
+            if session.execute(good).scalar_one_or_none() is None:
+                return False
+            insert_row(
+                session,
+                OperatorSession,
+                id=session_id,
+                operator_id=operator.id,
+                key_hash=_digest(key),
+                created_at=now,
+                seen_at=now,
+                remote_addr=remote_addr,
+                user_agent=user_agent,
+            )
+            return True
+
+        def settle(session: Session) -> bool | None:
+            return True if session.get(OperatorSession, session_id) is not None else None
+
+        return key if self._database.write(work, settle=settle) else None
+
+    def find(self, key: str) -> FoundSession | None:
+        """Return the session of a key, also one that has ended; None if there is none, or no longer."""
+        rules = self._rules
+        ended = case(
+            (OperatorSession.revoked_at.is_not(None) | ~Operator.active, Ended.REVOKED.value),
+            (rules.is_expired(), Ended.EXPIRED.value),
+            (rules.is_idle(), Ended.IDLE.value),
+        )
+        stale = OperatorSession.seen_at <= rules.clock.now(-SEEN_EVERY)
+        query = (
+            select(Operator, OperatorSession.id, ended, stale)
+            .join(OperatorSession, OperatorSession.operator_id == Operator.id)
+            .where(OperatorSession.key_hash == _digest(key))
+        )
+        with self._database.read() as reading:
+            row = reading.execute(query).one_or_none()
+        return FoundSession(row[0], row[1], Ended(row[2]) if row[2] else None, bool(row[3])) if row else None
+
+    def note_seen(self, session_id: str) -> None:
+        """Write `seen_at`. A failure is logged and refuses nobody: the session ends sooner, no more."""
+        use = update(OperatorSession).where(OperatorSession.id == session_id).values(seen_at=self._rules.clock.now())
+        try:
+            self._database.write(lambda session: session.execute(use), tries=1)
+        except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
+            logger.warning("operator.session_use_unnoted", error=type(error).__name__)
+
+
+def _digest(key: str) -> str:
+    """SHA-256: a key is 256 random bits, so no slow hash is needed, and the time of a look-up says nothing about it."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def list_sessions(
+    session: Session, rules: SessionRules, *which: ColumnElement[bool], limit: int | None = None
+) -> list[SessionRow]:
+    """Return the good sessions of `which`, the one used last first; `limit` at most."""
+    query = (
+        select(*_LISTED)
+        .join(Operator, Operator.id == OperatorSession.operator_id)
+        .where(rules.is_good(), Operator.active, *which)
+        .order_by(OperatorSession.seen_at.desc(), OperatorSession.id)
+        .limit(limit)
+    )
+    return [SessionRow(*row) for row in session.execute(query)]
+
+
+def revoke_sessions(session: Session, trail: AuditTrail, rules: SessionRules, *which: ColumnElement[bool]) -> int:
+    """Revoke the good sessions of `which`, each with its audit row; return how many."""
+    query = (
+        select(OperatorSession.id, OperatorSession.remote_addr, Operator.username)
+        .join(Operator, Operator.id == OperatorSession.operator_id)
+        .where(rules.is_good(), *which)
+    )
+    revoked = 0
+    for session_id, remote_addr, username in session.execute(query).all():
+        only = (OperatorSession.id == session_id, OperatorSession.revoked_at.is_(None))
+        if change_rows(session, update(OperatorSession).where(*only).values(revoked_at=rules.clock.now())):
+            told = {"sessionId": session_id, "remoteAddr": remote_addr}
+            session.add(trail.row("operator.revoke_session", OPERATOR, username, after=told))
+            revoked += 1
+    return revoked
+
+
+def revoke_all(session: Session, operator: Operator, now: datetime) -> None:
+    """Revoke every session of an operator, without audit rows of their own: the change that asks for it has one."""
+    operator.session_version += 1  # Read by web processes of the version before; it goes with a later migration.
+    session.flush()  # The operator's row first, which a session that begins now locks too.
+    mine = (OperatorSession.operator_id == operator.id, OperatorSession.revoked_at.is_(None))
+    change_rows(session, update(OperatorSession).where(*mine).values(revoked_at=now))

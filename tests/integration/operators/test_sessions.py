@@ -1,0 +1,254 @@
+"""Sessions of operators on each database: they end by themselves, and what ended stays ended."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
+
+from aijobs.operators import accounts as operators
+from aijobs.operators.audit import Actor, AuditTrail
+from aijobs.operators.models import AuditLog, Operator, OperatorSession
+from aijobs.operators.sessions import Ended, OperatorSessions, SessionRules, list_sessions, revoke_sessions
+from aijobs.settings import Settings
+from aijobs.upkeep.retention import Retention
+from tests.support.jobs import BEGIN, Kit, race
+
+HOUR = 3600
+DAY = 24 * HOUR
+
+
+class Staff:
+    """Operators of a database, and what happens to their sessions."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        self.rules = SessionRules(Settings(), kit.clock)
+        self.sessions = OperatorSessions(kit.database, self.rules)
+        self.trail = AuditTrail(kit.database, kit.clock, Actor("cli:tests"))
+
+    def hire(self, username: str) -> Operator:
+        with self.kit.database.transaction() as session:
+            session.add(Operator(username=username, password_hash="old", role="OPERATOR", created_at=BEGIN))
+        return self.get(username)
+
+    def get(self, username: str) -> Operator:
+        with self.kit.database.read() as session:
+            return operators.get_operator(session, username)
+
+    def begin(self, operator: Operator, agent: str | None = "Firefox") -> str:
+        key = self.sessions.begin(operator, "192.0.2.7", agent)
+        assert key is not None
+        return key
+
+    def ended(self, key: str) -> Ended | None:
+        found = self.sessions.find(key)
+        assert found is not None
+        return found.ended
+
+    def listed(self) -> list[str | None]:
+        with self.kit.database.read() as session:
+            return [row.user_agent for row in list_sessions(session, self.rules)]
+
+    def write(self, work: Any, *arguments: Any) -> Any:
+        return self.kit.database.write(lambda session: work(session, self.trail, *arguments))
+
+    def audit(self) -> list[tuple[str, str]]:
+        with self.kit.database.read() as session:
+            query = select(AuditLog.action, AuditLog.target_id).order_by(AuditLog.at, AuditLog.id)
+            return [(action, target) for action, target in session.execute(query)]
+
+
+@pytest.fixture
+def staff(kit: Kit) -> Staff:
+    return Staff(kit)
+
+
+def test_session_ends_12_hours_after_its_last_use(staff: Staff) -> None:
+    key = staff.begin(staff.hire("ann"))
+    for _ in range(3):
+        staff.kit.advance(12 * HOUR - 1)
+        found = staff.sessions.find(key)
+        assert found is not None
+        assert (found.operator.username, found.ended, found.stale) == ("ann", None, True)
+        staff.sessions.note_seen(found.id)
+    staff.kit.advance(12 * HOUR - 1)
+    assert staff.ended(key) is None
+    staff.kit.advance(1)
+    assert staff.ended(key) is Ended.IDLE
+    assert staff.listed() == []
+
+
+def test_session_ends_7_days_after_its_sign_in_however_much_it_is_used(staff: Staff) -> None:
+    key = staff.begin(staff.hire("ann"))
+    for _ in range(27):
+        staff.kit.advance(6 * HOUR)
+        found = staff.sessions.find(key)
+        assert found is not None
+        assert found.ended is None
+        staff.sessions.note_seen(found.id)
+    staff.kit.advance(6 * HOUR)
+    found = staff.sessions.find(key)
+    assert found is not None
+    assert found.ended is Ended.EXPIRED
+    staff.sessions.note_seen(found.id)
+    assert staff.ended(key) is Ended.EXPIRED
+    assert staff.listed() == []
+
+
+def test_last_use_is_written_at_most_once_a_minute(staff: Staff) -> None:
+    key = staff.begin(staff.hire("ann"))
+    seen = []
+    for _ in range(3):
+        found = staff.sessions.find(key)
+        assert found is not None
+        seen.append(found.stale)
+        staff.kit.advance(30)
+    assert seen == [False, False, True]
+
+
+def test_session_is_judged_by_the_clock_of_the_database(live_kit: Kit) -> None:
+    staff = Staff(live_kit)
+    ann = staff.hire("ann")
+    keys = {name: staff.begin(ann, name) for name in ("fresh", "idle", "expired")}
+    changes = {
+        "idle": {"seen_at": live_kit.clock.now(-timedelta(hours=12, seconds=1))},
+        "expired": {"created_at": live_kit.clock.now(-timedelta(days=7, seconds=1))},
+    }
+    with live_kit.database.transaction() as session:
+        for name, values in changes.items():
+            session.execute(update(OperatorSession).where(OperatorSession.user_agent == name).values(**values))
+    found = {name: staff.ended(key) for name, key in keys.items()}
+    assert found == {"fresh": None, "idle": Ended.IDLE, "expired": Ended.EXPIRED}
+    assert staff.listed() == ["fresh"]
+
+
+def test_only_the_digest_of_a_key_is_stored(staff: Staff) -> None:
+    ann = staff.hire("ann")
+    keys = {staff.begin(ann) for _ in range(3)}
+    assert len(keys) == 3
+    rows = str(staff.kit.rows("operator_sessions"))
+    assert not [key for key in keys if key in rows]
+    for key in ("", "nonsense", "\udcff", f"{ann.id}:1", keys.pop()[:-1]):
+        assert staff.sessions.find(key) is None
+    for row in staff.kit.rows("operator_sessions"):
+        assert staff.sessions.find(row["key_hash"]) is None, "who reads the table has no key"
+
+
+@pytest.mark.parametrize("change", ["disable", "password"])
+def test_disabling_and_a_new_password_revoke_every_session_of_the_operator_and_no_other(
+    staff: Staff, change: str
+) -> None:
+    ann, bob = staff.hire("ann"), staff.hire("bob")
+    mine, other = [staff.begin(ann), staff.begin(ann)], staff.begin(bob)
+    if change == "disable":
+        staff.write(operators.set_active, "ann", False)
+    else:
+        staff.write(operators.set_password, "ann", "new")
+    assert [staff.ended(key) for key in mine] == [Ended.REVOKED, Ended.REVOKED]
+    if change == "disable":
+        staff.write(operators.set_active, "ann", True)
+        assert [staff.ended(key) for key in mine] == [Ended.REVOKED, Ended.REVOKED], "enabling brings none back"
+    assert staff.ended(other) is None
+
+
+@pytest.mark.parametrize("change", ["disable", "password"])
+def test_sign_in_that_began_before_such_a_change_gets_no_session(staff: Staff, change: str) -> None:
+    read_before = staff.hire("ann")
+    if change == "disable":
+        staff.write(operators.set_active, "ann", False)
+    else:
+        staff.write(operators.set_password, "ann", "new")
+    assert staff.sessions.begin(read_before, None, None) is None
+    assert staff.kit.rows("operator_sessions") == []
+
+
+def test_sign_in_at_the_moment_of_a_new_password_leaves_no_session_behind(live_kit: Kit) -> None:
+    staff = Staff(live_kit)
+    for number in range(5):
+        ann = staff.hire(f"ann-{number}")
+        key, _ = race(
+            lambda ann=ann: staff.sessions.begin(ann, None, None),
+            lambda ann=ann: staff.write(operators.set_password, ann.username, "new"),
+        )
+        assert key is None or staff.ended(key) is Ended.REVOKED
+
+
+def test_revocation_by_two_at_once_has_one_audit_row(live_kit: Kit) -> None:
+    staff = Staff(live_kit)
+    ann = staff.hire("ann")
+    keys = [staff.begin(ann) for _ in range(3)]
+    mine = OperatorSession.operator_id == ann.id
+    counts = race(*[lambda: staff.write(revoke_sessions, staff.rules, mine)] * 3)
+    assert sum(counts) == 3
+    assert staff.audit() == [("operator.revoke_session", "ann")] * 3
+    assert {staff.ended(key) for key in keys} == {Ended.REVOKED}
+
+
+def test_ended_session_is_not_revoked_again(staff: Staff) -> None:
+    ann = staff.hire("ann")
+    staff.begin(ann)
+    staff.kit.advance(13 * HOUR)
+    assert staff.write(revoke_sessions, staff.rules, OperatorSession.operator_id == ann.id) == 0
+    assert staff.audit() == []
+
+
+def test_sessions_are_listed_with_the_one_used_last_first(staff: Staff) -> None:
+    ann, bob = staff.hire("ann"), staff.hire("bob")
+    first = staff.begin(ann, "first")
+    staff.kit.advance(60)
+    staff.begin(bob, "second")
+    staff.kit.advance(60)
+    found = staff.sessions.find(first)
+    assert found is not None
+    staff.sessions.note_seen(found.id)
+    assert staff.listed() == ["first", "second"]
+
+
+def test_rows_of_old_sessions_are_deleted_in_batches_a_day_after_they_can_be_good(staff: Staff) -> None:
+    ann = staff.hire("ann")
+    for _ in range(25):
+        staff.begin(ann)
+    staff.kit.advance(DAY)
+    kept = staff.begin(ann)
+    retention = Retention(
+        staff.kit.database,
+        staff.kit.clock,
+        keep_jobs=timedelta(days=180),
+        keep_tombstones=timedelta(days=365),
+        keep_sessions=timedelta(days=8),
+        batch=1,
+    )
+    staff.kit.advance(7 * DAY - 1)
+    assert retention.run().sessions == 0
+    staff.kit.advance(1)
+    assert retention.run().sessions == 25
+    assert staff.ended(kept) is Ended.EXPIRED
+    assert retention.run().sessions == 0
+
+
+def test_operator_who_is_deleted_takes_the_sessions_along(staff: Staff) -> None:
+    key = staff.begin(staff.hire("ann"))
+    with staff.kit.database.transaction() as session:
+        session.delete(operators.get_operator(session, "ann"))
+    assert staff.sessions.find(key) is None
+
+
+def test_last_use_that_cannot_be_written_refuses_nobody(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    staff = Staff(sqlite_kit)
+    key = staff.begin(staff.hire("ann"))
+    found = staff.sessions.find(key)
+    assert found is not None
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("disk full"))
+
+    monkeypatch.setattr(sqlite_kit.database, "write", refuse)
+    with capture_logs() as lines:
+        staff.sessions.note_seen(found.id)
+    assert [line["event"] for line in lines] == ["operator.session_use_unnoted"]
+    assert staff.ended(key) is None
