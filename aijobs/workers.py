@@ -17,9 +17,9 @@ from sqlalchemy.exc import OperationalError
 
 from aijobs.definitions.definition import BACKGROUND, INTERACTIVE, MAINTENANCE_QUEUE
 from aijobs.errors import SettingsError
+from aijobs.jobs.models import PASSES
 from aijobs.queues.crew import Crew
 from aijobs.queues.hueys import AiJobsHuey
-from aijobs.upkeep.pass_log import PASSES
 from aijobs.wiring import build_job_crew, build_maintenance_crew, build_services
 
 

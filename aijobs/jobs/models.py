@@ -206,6 +206,12 @@ class QuotaReservation(Base):
     cost_micros: Mapped[int] = mapped_column(BigInteger)
 
 
+PASSES = ("dispatcher", "claim_release", "reaper", "redrive", "snapshot_cleanup", "retention")
+"""The passes of the maintenance consumers."""
+NOTE_S = 10.0
+"""Seconds between two notes of a pass that goes on as before, at least: the dispatcher runs each second."""
+
+
 class PassRun(Base):
     """How a pass of the maintenance consumers last went, in whichever process it ran."""
 

@@ -11,6 +11,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError
+from aijobs.jobs.models import PASSES
 from aijobs.monitor.filters import JobFilter
 from aijobs.monitor.jobs import JobReads
 from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
@@ -39,7 +40,6 @@ from aijobs.monitor.views import (
 from aijobs.monitor.waits import find_wait, was_postponed
 from aijobs.monitor.workers import PresenceSource, WorkerReads
 from aijobs.settings import Settings
-from aijobs.upkeep.pass_log import PASSES
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

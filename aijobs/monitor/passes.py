@@ -10,9 +10,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.clock import iso
 from aijobs.db.clock import Clock, read_clock
-from aijobs.jobs.models import PassRun
+from aijobs.jobs.models import NOTE_S, PassRun
 from aijobs.monitor.views import PassRow
-from aijobs.upkeep.pass_log import NOTE_S
 
 PERIODS, LEAST = 3, timedelta(minutes=1)
 """So many without a round that went well, and a duty is overdue; a dispatcher's round may have a backlog to send."""

@@ -17,13 +17,8 @@ from sqlalchemy.orm import Session
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.db.statements import change_rows, insert_if_absent
-from aijobs.jobs.models import PassRun
+from aijobs.jobs.models import NOTE_S, PassRun
 from aijobs.logs import Outage, get_logger
-
-PASSES = ("dispatcher", "claim_release", "reaper", "redrive", "snapshot_cleanup", "retention")
-"""The maintenance consumers' duties."""
-NOTE_S = 10.0
-"""How often what goes on as before is written down, at most: the dispatcher runs each second."""
 
 logger = get_logger(__name__)
 

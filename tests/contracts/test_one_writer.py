@@ -226,6 +226,7 @@ def environment_reads(module: Module) -> list[int]:
     found = []
     for node in ast.walk(module.tree):
         reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
+        reads = reads and ast.unparse(node.value) != "request"  # A WSGI request has an `environ` of its own.
         named = isinstance(node, ast.ImportFrom) and node.module == "os"
         if reads or (named and any(a.name in ("environ", "environb", "getenv", "putenv") for a in node.names)):  # type: ignore[attr-defined]
             found.append(node.lineno)  # type: ignore[attr-defined]

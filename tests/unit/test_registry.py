@@ -152,7 +152,7 @@ def test_two_modules_with_one_job_type_are_both_named(registry: JobDefinitionReg
 
 def test_two_modules_with_one_projector_are_both_named(registry: JobDefinitionRegistry) -> None:
     other = replace(DEFINITION, job_type="other", projector="shared")
-    projector = SimpleNamespace(key="shared")
+    projector = SimpleNamespace(key="shared", project=print)
     modules: Any = [
         SimpleNamespace(__name__="first", DEFINITION=other, PROJECTOR=projector),
         SimpleNamespace(__name__="second", DEFINITION=DEFINITION, PROJECTOR=projector),
@@ -234,7 +234,9 @@ def test_a_version_that_can_not_be_stored_and_compared_is_refused(path: str, ver
 
 @pytest.mark.parametrize("production", [None, 0, "no"])
 def test_a_wrong_type_in_production_is_refused_and_not_left_out(production: Any) -> None:
-    module: Any = SimpleNamespace(DEFINITION=replace(DEFINITION, projector=None, production=production))
+    module: Any = SimpleNamespace(
+        __name__="module", DEFINITION=replace(DEFINITION, projector=None, production=production)
+    )
     with pytest.raises(DefinitionError, match="production is"):
         JobDefinitionRegistry().load([module], production=True)
 
@@ -264,7 +266,7 @@ def test_a_value_that_can_not_be_shown_in_a_line_is_shown_in_one(registry: JobDe
     ],
 )
 def test_a_projector_that_is_none_is_refused_with_the_type_that_brings_it(projector: Any) -> None:
-    module: Any = SimpleNamespace(DEFINITION=DEFINITION, PROJECTOR=projector)
+    module: Any = SimpleNamespace(__name__="module", DEFINITION=DEFINITION, PROJECTOR=projector)
     with pytest.raises(errors.InvalidProjector, match=r"'synthetic'.*PROJECTOR"):
         JobDefinitionRegistry().load([module], production=False)
 

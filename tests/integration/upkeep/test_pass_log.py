@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event, select
 
-from aijobs.jobs.models import PassRun
+from aijobs.jobs.models import PASSES, PassRun
 from aijobs.monitor.passes import read_passes
 from aijobs.monitor.views import PassRow
-from aijobs.upkeep.pass_log import PASSES, PassLog
+from aijobs.upkeep.pass_log import PassLog
 from tests.support.jobs import Kit
 
 REAPER_S = 30.0

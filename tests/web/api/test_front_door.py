@@ -16,8 +16,9 @@ from sqlalchemy.exc import OperationalError
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
 from aijobs.errors import ApiError, JobGone, JobLockConflict
+from aijobs.jobs.models import PASSES
 from aijobs.settings import Settings
-from aijobs.upkeep.pass_log import PASSES, PassLog
+from aijobs.upkeep.pass_log import PassLog
 from aijobs.web.factory import create_app
 from aijobs.wiring import Services
 from tests.support.lines import captured_lines

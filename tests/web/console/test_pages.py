@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aijobs.jobs.models import PASSES
 from aijobs.settings import resource
-from aijobs.upkeep.pass_log import PASSES, PassLog
+from aijobs.upkeep.pass_log import PassLog
 from aijobs.web.console.pages import PAGES
 from tests.web.console.stage import Stage, parse
 
