@@ -9,7 +9,7 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from flask import Flask, Response, abort, jsonify, make_response, render_template, request
+from flask import Flask, Response, jsonify, make_response, render_template, request
 from flask.typing import ResponseReturnValue
 from jinja2 import TemplateNotFound
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -52,13 +52,6 @@ def init_app(app: Flask) -> None:
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _any_error)
-    app.before_request(_refuse_doubled_slash)
-
-
-def _refuse_doubled_slash() -> None:
-    """404 for `//internal/…`: the router would take it for `/internal/…`, which a proxy in front may keep to itself."""
-    if request.environ["PATH_INFO"].startswith("//"):
-        abort(404)
 
 
 def _api_error(error: ApiError) -> ResponseReturnValue:

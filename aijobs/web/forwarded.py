@@ -38,8 +38,10 @@ class Forwarded:
         environ["wsgi.url_scheme"] = scheme if scheme in ("http", "https") else own["wsgi.url_scheme"]
         prefix = environ.get("SCRIPT_NAME", "").rstrip("/")
         environ["SCRIPT_NAME"] = prefix if _PREFIX.fullmatch(prefix) else own["SCRIPT_NAME"] or ""
-        # The prefix alone is the start page: the router would redirect, to whatever host the request names.
-        environ["PATH_INFO"] = environ.get("PATH_INFO") or "/"
+        # The prefix alone is the start page: the router would redirect, to whatever host the request names. It would
+        # also take `//internal/…` for `/internal/…`, which a proxy in front may keep to itself: so it leads nowhere.
+        path = environ.get("PATH_INFO") or "/"
+        environ["PATH_INFO"] = f"/.{path}" if path.startswith("//") else path
         return self._app(environ, start_response)
 
 

@@ -78,6 +78,14 @@ def test_what_a_unit_starts_is_there(unit: Path) -> None:
         assert hasattr(import_module(module), name)
 
 
+def test_every_gunicorn_command_that_we_write_takes_our_settings() -> None:
+    places = ["README.md", "docs/production.md", "deploy/systemd/aijobs-web.service", "aijobs/local/station.py"]
+    for place in places:
+        commands = re.findall(r"gunicorn\b.*aijobs\.web\.wsgi:app", documents.read(place), re.DOTALL)
+        assert commands, place
+        assert all(re.search(r"--config\W+python:aijobs\.web\.server", command) for command in commands), place
+
+
 @pytest.mark.parametrize("unit", CONSUMERS, ids=lambda unit: unit.stem)
 def test_a_consumer_is_given_the_time_to_stop_and_started_again(unit: Path) -> None:
     service = read(unit)["Service"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from gunicorn.http.errors import InvalidChunkSize, NoMoreData
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
@@ -182,13 +183,42 @@ def test_any_wish_of_language_gets_an_answer(client: FlaskClient, header: str) -
     assert answer.headers["Content-Language"] == "en"
 
 
-def test_a_body_whose_rest_never_comes_is_the_clients_fault(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stalls(*_: object, **__: object) -> bytes:
-        raise BlockingIOError("the receive timeout is over")
+class BrokenReader:
+    """A server's `wsgi.input` that can't read the body."""
 
-    monkeypatch.setattr("werkzeug.wrappers.Request.get_data", stalls)
-    answer = client.post("/api/learning/flashcards", headers=as_user(), json={})
-    assert answer.status_code == 400
-    assert answer.json["error"]["details"] == {"reason": "body_incomplete"}
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def read(self, size: int = -1) -> bytes:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BlockingIOError("CANARY"), "body_incomplete"),
+        (TimeoutError("CANARY"), "body_incomplete"),
+        (ConnectionResetError("CANARY"), "body_incomplete"),
+        (NoMoreData(b"CANARY"), "body_incomplete"),
+        (InvalidChunkSize(b"CANARY"), "body_malformed"),
+        (ValueError("CANARY"), "body_malformed"),
+        (Refusal("CANARY"), "body_malformed"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_exception_of_the_servers_body_reader_is_a_bad_request(
+    client: FlaskClient, error: Exception, reason: str
+) -> None:
+    broken = {"wsgi.input": BrokenReader(error), "CONTENT_LENGTH": "9"}
+    with captured_lines() as lines:
+        answer = client.post(
+            "/api/learning/flashcards",
+            headers=as_user(),
+            content_type="application/json",
+            environ_overrides=broken,
+        )
+        form = "application/x-www-form-urlencoded"
+        signing_in = client.post("/console/login", content_type=form, environ_overrides=broken)
+    assert (answer.status_code, answer.json["error"]["details"]) == (400, {"reason": reason})
+    assert signing_in.status_code == 400
+    assert not [line for line in lines() if line["level"] == "error"]
