@@ -162,3 +162,9 @@ def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Ai
     assert aijobs("operator", "revoke-token", "ann", "--all", "--id", "x")[0] == 2
     assert aijobs("operator", "revoke-token", "ann", "--id", "x")[0] == 1
     assert _listed(aijobs)["tokens"][0].get("revokedAt") is None
+
+
+def test_an_empty_list_of_operators_says_how_to_make_one(upgraded: Aijobs) -> None:
+    code, out, _ = upgraded("operator", "list")
+    assert code == 0
+    assert out == "There are no operators yet: `aijobs create-operator USERNAME` makes one.\n"
