@@ -71,7 +71,7 @@ def _welcome(terminal: Terminal, settings: Settings, url: str) -> None:
     token = issue_user_token(settings, DEMO_USER, TOKEN_HOURS)
     bold = terminal.style
     terminal.say(
-        f"aijobs is up. Its files are in {shown_path(settings.instance_path)}, its logs in {LOG_FOLDER}/ there."
+        f"aijobs is up. Its files are in {shown_path(settings.instance_path)}/, its logs in {LOG_FOLDER}/ there."
     )
     terminal.say()
     terminal.say(f"  Console     {bold(url + '/console/', bold=True)}")
