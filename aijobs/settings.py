@@ -22,6 +22,7 @@ from aijobs.machine import create_private
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent
 """The folder above the package: the project in a checkout, site-packages in an installation."""
+IN_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 
 
 def resource(name: str) -> Path:
@@ -32,7 +33,7 @@ def resource(name: str) -> Path:
 
 def _default_instance_path() -> Path:
     """`instance/` of the checkout; for an installed wheel the place that Flask uses, below the environment."""
-    if (CHECKOUT / "pyproject.toml").is_file():
+    if IN_CHECKOUT:
         return CHECKOUT / "instance"
     return Path(sys.prefix) / "var" / "aijobs-instance"
 
@@ -301,7 +302,9 @@ def _development_secrets(instance: Path) -> dict[str, str]:
             _make_secrets(path)
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} can't be made or read ({type(error).__name__})") from None
+        raise SettingsError(
+            f"{path} can't be made or read ({type(error).__name__}): name another folder in AIJOBS_INSTANCE_PATH"
+        ) from None
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in _SECRETS):
         raise SettingsError(f"{path} doesn't hold {', '.join(_SECRETS)}: delete it to have new keys made")
     return found

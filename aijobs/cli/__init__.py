@@ -34,7 +34,8 @@ from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
 def cli() -> None:
     """A durable engine for AI jobs: run it, look into it, act on it.
 
-    Settings come from the environment (AIJOBS_…); without any, everything is in instance/ of the project.
+    Settings come from the environment (AIJOBS_…). Without any, all files are in instance/ of the checkout, or in
+    var/aijobs-instance/ of the virtual environment for an installed wheel; AIJOBS_INSTANCE_PATH names another folder.
     """
 
 

@@ -7,7 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ import click
 
 from aijobs import logs
 from aijobs.cli.failures import BAD_INPUT, Failure
-from aijobs.cli.serving import served
+from aijobs.cli.serving import Served, served
 from aijobs.cli.terminal import Terminal, cells
 from aijobs.cli.tokens import issue_user_token
 from aijobs.cli.up import DEMO_USER, shown_path
 from aijobs.clock import Stopwatch
 from aijobs.learning.notes import MAX_CHARACTERS, NotesError, notes_from_text
-from aijobs.local.station import Stopped, StopRequests
+from aijobs.local.station import LOG_FOLDER, Stopped, StopRequests
 from aijobs.settings import PACKAGE, Settings
 
 SAMPLE_NOTES = PACKAGE / "job_types" / "sample_notes"
@@ -66,19 +66,19 @@ def demo(file: Path | None) -> None:
     logs.configure("ERROR")
     terminal = Terminal()
     watch = Stopwatch()
-    with StopRequests().listening() as stop, served(settings, stop, terminal) as (url, look_after):
-        client = Client(url, issue_user_token(settings, DEMO_USER, 1))
+    with StopRequests().listening() as stop, served(settings, stop, terminal) as web:
+        client = Client(web.url, issue_user_token(settings, DEMO_USER, 1))
         started_s = watch.seconds
         for text in texts:
             text.job = client.post("/api/learning/flashcards", text.notes)
-        _wait(texts, client, terminal, stop, look_after)
+        _wait(texts, client, terminal, stop, settings, web)
         for text in texts:
             if text.succeeded:
                 text.answer = client.get(f"/api/learning/flashcards?jobId={text.job['jobId']}")
                 _print_cards(terminal, text)
         took_s = watch.seconds - started_s
         terminal.progress("Stopping…")
-    _print_end(terminal, settings, texts, watch.seconds, took_s)
+    _print_end(terminal, settings, texts, web, watch.seconds, took_s)
 
 
 # --- what goes in -------------------------------------------------------------------------------------------
@@ -152,7 +152,8 @@ def _wait(
     client: Client,
     terminal: Terminal,
     stop: StopRequests,
-    look_after: Callable[[], None],
+    settings: Settings,
+    web: Served,
 ) -> None:
     """Watch the jobs until all are final, saying what changes."""
     deadline = time.monotonic() + LONGEST_WAIT_S
@@ -161,8 +162,9 @@ def _wait(
         if stop.wait(_LOOK_S):
             raise Stopped("stopped")
         if time.monotonic() > deadline:
-            raise Failure(f"the cards aren't there after {LONGEST_WAIT_S:g} s: see the logs in instance/logs")
-        look_after()
+            logs_folder = shown_path(settings.instance_path / LOG_FOLDER)
+            raise Failure(f"the cards aren't there after {LONGEST_WAIT_S:g} s: see the logs in {logs_folder}")
+        web.look_after()
         for text in texts:
             if not text.final:
                 text.job = client.get(f"/api/ai/jobs/{text.job['jobId']}")
@@ -212,17 +214,21 @@ def _made_by(answers: Sequence[dict[str, Any]]) -> str:
     return "Made by rules from the text, no AI model."
 
 
-def _print_end(terminal: Terminal, settings: Settings, texts: list[Text], whole_s: float, work_s: float) -> None:
+def _print_end(
+    terminal: Terminal, settings: Settings, texts: list[Text], web: Served, whole_s: float, work_s: float
+) -> None:
     terminal.say(f"Took {whole_s:.1f} s, {work_s:.1f} s of it from the request to the cards.")
     made = any(text.succeeded for text in texts)
     if made:
         terminal.say(_made_by([text.answer for text in texts]))
     where = settings.instance_path / "aijobs.db.database"
     ours = made and settings.database_url.endswith(str(where))
-    kept = f" The cards are kept in {shown_path(where)}." if ours else ""
-    terminal.say(f"See it in the console, behind the address that `make run` (or `aijobs up`) prints.{kept}")
+    if ours:
+        terminal.say(f"The cards are kept in {shown_path(where)}.")
+    terminal.say(f"See the jobs in the console: {web.console()}")
     for text in texts:
-        terminal.say(f"  /console/jobs/{text.job['jobId']}  {text.name}")
+        path = f"jobs/{text.job['jobId']}"
+        terminal.say(f"  {web.console(path) if web.stays else f'/console/{path}'}  {text.name}")
     failed = [text for text in texts if not text.succeeded]
     if failed:
         raise Failure("; ".join(_why(text) for text in failed))

@@ -73,14 +73,14 @@ def demo_data(as_json: bool) -> None:
     terminal = Terminal(sys.stderr if as_json else None)
     with (
         StopRequests().listening() as stop,
-        served(settings, stop, terminal) as (_url, look_after),
+        served(settings, stop, terminal) as web,
         open_services() as services,
     ):
         made, operating = _make(services), Operating(services, shell_actor())
         job_ids = [job_id for _, job_id in made]
 
         def wait(ids: list[str]) -> None:
-            _wait(services, ids, terminal, stop, look_after)
+            _wait(services, ids, terminal, stop, web.look_after)
 
         for plan, job_id in made:
             if plan is not None and plan.then and plan.then.startswith("cancel"):
@@ -96,10 +96,10 @@ def demo_data(as_json: bool) -> None:
     if as_json:
         write_json({"created": len(job_ids) + len(children), "states": dict(states)})
     elif not states:
-        terminal.say("It is all there already. See it with `aijobs up`.")
+        terminal.say(f"The jobs are all there already. See them in the console: {web.console()}")
     else:
         said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        terminal.say(f"Made {states.total()} jobs: {said}. See them with `aijobs up`.")
+        terminal.say(f"Made {states.total()} jobs: {said}. See them in the console: {web.console()}")
 
 
 def _make(services: Services) -> list[tuple[Plan | None, str]]:

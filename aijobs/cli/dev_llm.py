@@ -13,6 +13,7 @@ import click
 
 from aijobs.cli.failures import BAD_INPUT, Failure
 from aijobs.cli.opening import json_option, load_settings, write_json
+from aijobs.cli.serving import START_COMMAND
 from aijobs.cli.terminal import Terminal
 from aijobs.cli.up import shown_path
 from aijobs.local.station import StopRequests
@@ -111,10 +112,10 @@ def line_of(call: Call) -> str:
 def _welcome(terminal: Terminal, url: str, path: Path) -> None:
     terminal.say(f"A pretend AI provider is up at {terminal.style(url, bold=True)}.")
     terminal.say()
-    terminal.say("  Have aijobs use it, in another terminal (end `make run` or `aijobs up` first):")
+    terminal.say(f"  Have aijobs use it, in another terminal (end `{START_COMMAND}` first, if it runs):")
     terminal.say()
     terminal.say(f"export AIJOBS_PROVIDERS={shlex.quote(str(path))}")
-    terminal.say("aijobs up")
+    terminal.say(START_COMMAND)
     terminal.say()
     terminal.say(f"  Its models are {MODEL}, which answers well, and one for each fault: `aijobs dev-llm --list`,")
     terminal.say(f"  or GET {url}/. Which one is used, {shown_path(path)} says in its last line.")

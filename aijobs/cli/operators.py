@@ -187,6 +187,8 @@ def list_operators(as_json: bool) -> None:
     if as_json:
         write_json(to_json(lines))
         return
+    if not lines:
+        click.echo("There are no operators yet: `aijobs create-operator USERNAME` makes one.")
     for line in lines:
         state = "active" if line.active else "disabled"
         click.echo(f"{line.username}  {line.role}  {state}  {_told('last sign-in', line.last_login_at)}")

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from aijobs.cli.terminal import Terminal
 from aijobs.local.station import AlreadyUp, Station, StopRequests, answers
-from aijobs.settings import Settings
+from aijobs.settings import IN_CHECKOUT, Settings
+
+START_COMMAND = "make run" if IN_CHECKOUT else "aijobs up"
+"""What starts everything: in a checkout `aijobs` is seldom on the PATH, and an installed wheel has no Makefile."""
+
+
+class Served(NamedTuple):
+    """A web process that answers."""
+
+    url: str
+    look_after: Callable[[], None]
+    """Keeps it alive: call it a few times a second."""
+    stays: bool
+    """Whether it runs on afterwards."""
+
+    def console(self, path: str = "") -> str:
+        """Where to see it in the console: an address if it stays, otherwise how to get one."""
+        if self.stays:
+            return f"{self.url}/console/{path}"
+        return f"/console/{path} at the address that `{START_COMMAND}` prints"
 
 
 def _nothing_to_look_after() -> None:
@@ -15,8 +35,8 @@ def _nothing_to_look_after() -> None:
 
 
 @contextmanager
-def served(settings: Settings, stop: StopRequests, terminal: Terminal) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Its address, and what to call a few times a second to keep it alive. What was started here ends here.
+def served(settings: Settings, stop: StopRequests, terminal: Terminal) -> Iterator[Served]:
+    """Start everything, or use what `aijobs up` runs. What was started here ends here.
 
     `AlreadyUp` where `aijobs up` holds the instance and doesn't answer (yet).
     """
@@ -28,7 +48,7 @@ def served(settings: Settings, stop: StopRequests, terminal: Terminal) -> Iterat
         if not answers(other.url, timeout_s=2.0):
             raise
         terminal.say(f"Using the aijobs that is up at {other.url}.")
-        yield other.url, _nothing_to_look_after
+        yield Served(other.url, _nothing_to_look_after, stays=True)
         return
     with station:
-        yield station.place.url, station.look_after
+        yield Served(station.place.url, station.look_after, stays=False)

@@ -47,8 +47,9 @@ _NOTES = {
 def up() -> None:
     """Run everything on this machine until Ctrl-C: broker, web, workers, console.
 
-    Without settings it needs nothing else: SQLite and an embedded broker in instance/. With AIJOBS_DATABASE_URL and
-    AIJOBS_REDIS_URL it uses those. The port is AIJOBS_PORT, or the next free one above 8000.
+    Without settings it needs nothing else: SQLite and an embedded broker, with their files in one folder, which it
+    prints. With AIJOBS_DATABASE_URL and AIJOBS_REDIS_URL it uses those. The port is AIJOBS_PORT, or the next free one
+    above 8000.
     """
     settings = Settings.load()
     logs.configure("ERROR")
@@ -69,7 +70,9 @@ def _welcome(terminal: Terminal, settings: Settings, url: str) -> None:
         database.dispose()
     token = issue_user_token(settings, DEMO_USER, TOKEN_HOURS)
     bold = terminal.style
-    terminal.say(f"aijobs is up. Logs are in {shown_path(settings.instance_path / LOG_FOLDER)}.")
+    terminal.say(
+        f"aijobs is up. Its files are in {shown_path(settings.instance_path)}/, its logs in {LOG_FOLDER}/ there."
+    )
     terminal.say()
     terminal.say(f"  Console     {bold(url + '/console/', bold=True)}")
     terminal.say(f"  Sign in     {login}")

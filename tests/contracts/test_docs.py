@@ -135,6 +135,12 @@ def test_every_operation_is_documented() -> None:
         assert re.search(rf"`{operation.method} {re.escape(operation.path)}[`?]", page), operation.path
 
 
+def test_every_parameter_of_an_operation_is_documented() -> None:
+    page = documents.read("docs/api.md")
+    parameters = {name for operation in (*user.OPERATIONS, *admin.OPERATIONS) for name in operation.parameters}
+    assert not [name for name in sorted(parameters) if not re.search(rf"\b{name}\b", page)]
+
+
 def test_every_code_that_the_api_answers_is_documented_with_its_status() -> None:
     table = {row[0].strip("`"): row[1] for row in documents.rows(documents.read("docs/api.md")) if len(row) == 3}
     written = {code: int(status) for code, status in table.items() if code in CODES}

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.processes import clean_environment
+
 ROOT = Path(__file__).parents[2]
 MOVED = ("templates", "static", "migrations")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -20,14 +22,20 @@ LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of the files in a wheel built from this checkout."""
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> set[str]:
+    """The names of the files in the wheel."""
+    with zipfile.ZipFile(wheel_file) as archive:
         return set(archive.namelist())
 
 
@@ -58,6 +66,29 @@ def test_wheel_holds_nothing_of_an_instance_or_of_the_tests(wheel: set[str]) -> 
         f"aijobs-{SETTINGS['project']['version']}.dist-info",
     }
     assert not [name for name in wheel if name.endswith((".db", ".pyc", ".po"))]
+
+
+def test_an_installed_wheel_names_no_makefile_and_says_where_its_files_are(wheel_file: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel_file) as archive:
+        archive.extractall(tmp_path / "installed")
+    code = (
+        "from aijobs.settings import Settings\n"
+        "from aijobs.cli import run\n"
+        "from aijobs.cli.serving import Served\n"
+        "print(Settings().instance_path); print(Served('', print, stays=False).console()); run(['--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment({"PYTHONPATH": str(tmp_path / "installed")}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, console, *text = done.stdout.splitlines()
+    assert where == f"{sys.prefix}/var/aijobs-instance"
+    assert console == "/console/ at the address that `aijobs up` prints"
+    assert "var/aijobs-instance/" in " ".join(text)
 
 
 def test_every_declared_package_is_pinned_within_its_bounds() -> None:

@@ -25,7 +25,8 @@ from tests.support import guardian
 from tests.support.polling import poll
 
 RUN_MARK = "PYTEST_RUN_MARK"
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 60.0
+"""How long a program may take to write or to end: a deadline for what hangs, as a busy machine takes long."""
 GUARDIAN_TIMEOUT_S = 60.0
 """For all that a test process may have left: each program a grace, each folder too, on a busy disk."""
 

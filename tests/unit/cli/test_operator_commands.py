@@ -216,3 +216,9 @@ def test_name_or_label_that_cannot_be_seen_as_it_is_typed_is_refused(
     code, out, error = aijobs("create-operator", "--password-stdin", "--", name)
     assert (code, out) == (2, "")
     assert "the username" in error
+
+
+def test_an_empty_list_of_operators_says_how_to_make_one(upgraded: Aijobs) -> None:
+    code, out, _ = upgraded("operator", "list")
+    assert code == 0
+    assert out == "There are no operators yet: `aijobs create-operator USERNAME` makes one.\n"
