@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.util import asbool
 
 from aijobs.errors import SettingsError
@@ -43,9 +44,18 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     """An engine with our isolation, time zone, waits and JSON on any of the three databases.
 
     `patient` is for changes of the schema, which may wait for one another and take their time. `SettingsError` for an
-    address that can't be understood in what it says of TLS.
+    address that SQLAlchemy or the driver can't read.
     """
-    parsed = make_url(url)
+    try:
+        engine = _build(make_url(url), pool_size, patient)
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
+        # Their texts quote the address, password and all.
+        raise SettingsError("AIJOBS_DATABASE_URL can't be read: see the forms in docs/production.md") from None
+    _check_query(engine)
+    return engine
+
+
+def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
     options: dict[str, Any] = {
         "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
         "hide_parameters": True,
@@ -66,6 +76,26 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
     return engine
+
+
+def _check_query(engine: Engine) -> None:
+    """`SettingsError` for an option behind `?` that the driver doesn't know: it would raise at the first connection."""
+    known = _driver_options(engine)
+    if known and (unknown := sorted(set(engine.url.query) - known)):
+        named = ", ".join(unknown)
+        raise SettingsError(f"AIJOBS_DATABASE_URL: {named} is no option of {engine.dialect.driver}; leave it out")
+
+
+def _driver_options(engine: Engine) -> frozenset[str]:
+    if engine.dialect.driver == "psycopg":
+        return frozenset(each.keyword.decode() for each in engine.dialect.loaded_dbapi.pq.Conninfo.get_defaults())
+    if engine.dialect.driver == "pymysql":
+        return _PYMYSQL_EXTRA | frozenset(signature(engine.dialect.loaded_dbapi.connections.Connection).parameters)
+    return frozenset()
+
+
+_PYMYSQL_EXTRA = frozenset({"ssl_capath", "ssl_cipher", "ssl_check_hostname"})
+"""What SQLAlchemy takes from the address for the driver."""
 
 
 def _ping_idle(engine: Engine) -> None:
