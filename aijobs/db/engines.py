@@ -69,7 +69,8 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
-        engine = create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
+        engine = create_engine(parsed, **options, connect_args=_POSTGRESQL_ARGUMENTS)
+        _prepare_postgresql(engine, patient)
         _renew_where_stale(engine)
     else:
         arguments = _mysql_arguments(parsed, patient)
@@ -133,7 +134,22 @@ def _renew_where_stale(engine: Engine) -> None:
             context.is_disconnect = True
 
 
-def _postgresql_arguments(patient: bool) -> dict[str, Any]:
+_POSTGRESQL_ARGUMENTS = {
+    "connect_timeout": 5,
+    # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
+    # isn't acknowledged, or is asked for and doesn't come, ends the connection.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": ANSWER_S * 1000,
+}
+
+
+def _prepare_postgresql(engine: Engine, patient: bool) -> None:
+    """Set the session's parameters with one statement per new connection.
+
+    As start-up parameters they would cost nothing, but PgBouncer refuses connections that bring `options`.
+    """
     session = {
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
@@ -142,16 +158,13 @@ def _postgresql_arguments(patient: bool) -> dict[str, Any]:
     }
     if not patient:
         session["lock_timeout"] = f"{LOCK_WAIT_S}s"
-    return {
-        "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
-        "connect_timeout": 5,
-        # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
-        # isn't acknowledged, or is asked for and doesn't come, ends the connection.
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": ANSWER_S * 1000,
-    }
+    statement = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in session.items())
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.autocommit = True  # In a transaction they would be undone with it.
+        connection.execute(statement)
+        connection.autocommit = False
 
 
 def _mysql_arguments(url: URL, patient: bool) -> dict[str, Any]:
