@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import time
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -66,6 +68,7 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
+        _files.add(engine)
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
@@ -193,6 +196,20 @@ def _tls(url: URL) -> dict[str, bool]:
     if disabled and (asked := [key for key in url.query if key.startswith("ssl") and key != "ssl_disabled"]):
         raise SettingsError(f"AIJOBS_DATABASE_URL disables TLS, and asks for it by {', '.join(asked)}")
     return {"ssl_disabled": disabled}
+
+
+_files: WeakSet[Engine] = WeakSet()
+"""SQLite engines of this process."""
+
+
+@atexit.register
+def _close_files() -> None:
+    """Close SQLite's connections when the process ends: Python itself may leave them open.
+
+    The last one to close moves everything from `-wal` into the file.
+    """
+    for engine in list(_files):
+        engine.dispose()
 
 
 def _prepare_sqlite(engine: Engine) -> None:
