@@ -27,7 +27,7 @@ from aijobs.jobs.models import (
     QuotaUsage,
 )
 from aijobs.jobs.status import FINAL
-from aijobs.logs import get_logger
+from aijobs.logs import fault, get_logger
 from aijobs.outbox.models import OutboxEvent
 
 logger = get_logger(__name__)
@@ -69,7 +69,7 @@ class Retention:
                     jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
                 except Exception as error:
                     # A plug-in's table, for one, may refer to a job of it.
-                    logger.error("retention.failed", rootId=root_id, error=type(error).__name__)
+                    logger.error("retention.failed", rootId=root_id, **fault(error))
                     failed += 1
         tombstones = 0
         while count := self._database.write(self._delete_tombstones):

@@ -17,8 +17,9 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import HTTPException
 
+from aijobs.causes import cause_of, stops_writes
 from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
-from aijobs.logs import get_logger
+from aijobs.logs import fault, get_logger
 from aijobs.web.context import is_api_request, language
 
 logger = get_logger(__name__)
@@ -91,8 +92,8 @@ def _any_error(error: Exception) -> ResponseReturnValue:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether the database was away, locked or full after all that was tried: worth another try later."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
+    """Whether the database was away, locked, full or read-only after all that was tried: worth another try later."""
+    if isinstance(error, DBAPIError) and (error.connection_invalidated or stops_writes(cause_of(error))):
         return True
     return isinstance(error, OperationalError | InterfaceError | PoolTimeout | JobLockConflict)
 
@@ -102,7 +103,7 @@ def _log(event: str, error: Exception) -> None:
     frames = traceback.extract_tb(error.__traceback__)[-12:]
     logger.error(
         event,
-        error=type(error).__name__,
+        **fault(error),
         at=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
         method=request.method,
         route=request.url_rule.rule if request.url_rule else None,
