@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from aijobs.causes import cause_of
+
 JOB_KEYS = (
     "jobId",
     "jobType",
@@ -113,6 +115,12 @@ def where(error: BaseException) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
+def fault(error: BaseException) -> dict[str, str]:
+    """What a line says of an error: its class as `error`, and `cause` if a database gave one. Never its text."""
+    cause = cause_of(error)
+    return {"error": type(error).__name__} | ({"cause": cause} if cause else {})
+
+
 class Sparing:
     """Says a thing once a minute, however often it comes up."""
 
@@ -161,7 +169,7 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        self._logger.warning(f"{self._what}.away", error=type(error).__name__, awaySeconds=seconds)
+        self._logger.warning(f"{self._what}.away", **fault(error), awaySeconds=seconds)
 
     def worked(self) -> None:
         """It works; says so once after an outage."""

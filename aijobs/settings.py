@@ -14,8 +14,9 @@ from difflib import get_close_matches
 from logging import getLevelNamesMapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
+from aijobs.addresses import broker_address, database_address, host_and_query
 from aijobs.errors import SettingsError
 from aijobs.machine import create_private
 
@@ -58,7 +59,7 @@ class KeyRing:
         keys = []
         for part in text.split(","):
             key_id, _, secret = part.strip().partition(":")
-            if not key_id.isalnum() or len(key_id) > 16 or len(secret) < 32:
+            if not key_id.isalnum() or len(key_id) > 16 or len(secret) < 32 or secret != secret.strip():
                 raise SettingsError(
                     f"{name}: write id:secret[,id:secret…], newest first; ids are letters and digits, "
                     "secrets have at least 32 characters"
@@ -80,7 +81,7 @@ class Settings:
 
     # Where things are
     database_url: str = field(default="", repr=False)
-    """Empty: SQLite in `instance/aijobs.db.database`."""
+    """Empty: SQLite in `instance/aijobs.db`."""
     redis_url: str = field(default="", repr=False)
     """Empty, in development alone: the embedded broker named in `instance/broker.json`."""
     bind: str = "127.0.0.1"
@@ -199,6 +200,7 @@ class Settings:
 
 _NUMBERS = {f.name: f.type for f in fields(Settings) if f.type in ("int", "float")}
 _SECRETS = ("secret_key", "message_keys", "jwt_secret", "credential_keys")
+_CONFIDENTIAL = (*_SECRETS, "service_token")
 _TEXTS = (
     "database_url",
     "redis_url",
@@ -231,7 +233,10 @@ def _load(environ: Mapping[str, str]) -> Settings:
         raise SettingsError(f"AIJOBS_ENV is {values['env']!r}; it is development or production")
     instance = Path(given["instance_path"]).absolute() if "instance_path" in given else _default_instance_path()
     values["instance_path"] = instance
-    values.setdefault("database_url", f"sqlite:///{instance / 'aijobs.db.database'}")
+    given_url = values.get("database_url")
+    values["database_url"] = database_address(given_url) if given_url else f"sqlite:///{instance / 'aijobs.db'}"
+    if "redis_url" in values:
+        values["redis_url"] = broker_address(values["redis_url"])
     values.update(_secrets(given, instance, production=values["env"] == "production"))
     values["provider_keys"] = _provider_keys(environ)
     settings = Settings(**values)
@@ -240,26 +245,38 @@ def _load(environ: Mapping[str, str]) -> Settings:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is set, by the setting's name. A name that is mistyped is refused: its value would silently not hold."""
-    set_ones = [name for name, value in environ.items() if name.startswith("AIJOBS_") and value != ""]
+    """What is set, by the setting's name, without the spaces and line breaks around it that a file brings along.
+
+    A name that is mistyped is refused: its value would silently not hold.
+    """
+    set_ones = {name: text for name, value in environ.items() if name.startswith("AIJOBS_") and (text := value.strip())}
     names = [name for name in set_ones if not _PROVIDER_KEY.fullmatch(name)]
     for name in names:
         if name not in _KNOWN:
             near = get_close_matches(name, _KNOWN, n=1)
             raise SettingsError(f"{name} is no setting" + (f"; is {near[0]} meant?" if near else ""))
-    return {_KNOWN[name]: environ[name] for name in names}
+        _check_text(name, set_ones[name])
+    return {_KNOWN[name]: set_ones[name] for name in names}
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what came in with a file: a line break within, a byte order mark, bytes that are no text."""
+    if not text.isprintable():
+        raise SettingsError(f"{name} holds a line break or another character that can't be seen")
+    if _KNOWN[name] in _CONFIDENTIAL and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        raise SettingsError(f"{name} stands in quotes, which would be part of it: leave them out")
 
 
 def _provider_keys(environ: Mapping[str, str]) -> dict[str, str]:
     """The platform's keys by provider. Whether there is such a provider, the providers file knows."""
-    keys = {"deepseek": environ["DEEPSEEK_API_KEY"]} if environ.get("DEEPSEEK_API_KEY") else {}
+    keys = {"deepseek": environ.get("DEEPSEEK_API_KEY", "").strip()}
     for name, value in environ.items():
-        if value and (found := _PROVIDER_KEY.fullmatch(name)):
-            keys[found["provider"].lower()] = value
+        if value.strip() and (found := _PROVIDER_KEY.fullmatch(name)):
+            keys[found["provider"].lower()] = value.strip()
     for provider, key in keys.items():
-        if not key.isascii() or not key.isprintable() or key != key.strip():
-            raise SettingsError(f"the API key of {provider} has a space at an end, or a character that no key has")
-    return keys
+        if not key.isascii() or not key.isprintable():
+            raise SettingsError(f"the API key of {provider} has a character that no key has")
+    return {provider: key for provider, key in keys.items() if key}
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
@@ -380,12 +397,9 @@ def _check_reach(s: Settings) -> None:
 
 def _remote_hosts(name: str, url: str) -> list[str]:
     """The other machines that an address names, also where its query does, as drivers allow; a path is a socket."""
-    try:
-        parts = urlsplit(url)
-        hosts = [parts.hostname or ""]
-    except ValueError:
-        raise SettingsError(f"{name} is not an address") from None
-    hosts += [host for key, value in parse_qsl(parts.query) if key in ("host", "hostaddr") for host in value.split(",")]
+    host, query = host_and_query(name, url)
+    hosts = [host]
+    hosts += [host for key, value in parse_qsl(query) if key in ("host", "hostaddr") for host in value.split(",")]
     return [host for host in hosts if host not in _LOCAL_HOSTS and not host.startswith("/")]
 
 

@@ -221,7 +221,7 @@ def _print_end(
     made = any(text.succeeded for text in texts)
     if made:
         terminal.say(_made_by([text.answer for text in texts]))
-    where = settings.instance_path / "aijobs.db.database"
+    where = settings.instance_path / "aijobs.db"
     ours = made and settings.database_url.endswith(str(where))
     if ours:
         terminal.say(f"The cards are kept in {shown_path(where)}.")

@@ -16,7 +16,7 @@ from aijobs.definitions.definition import USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id
 from aijobs.jobs.users import ensure_user_row, lock_user_row
-from aijobs.logs import get_logger
+from aijobs.logs import fault, get_logger
 from aijobs.texts import line_fault
 
 logger = get_logger(__name__)
@@ -97,7 +97,7 @@ class CredentialService:
         try:
             self._database.write(lambda session: self._store.note_use(session, sealed.credential_id))
         except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
-            logger.warning("credential.use_unnoted", error=type(error).__name__)
+            logger.warning("credential.use_unnoted", **fault(error))
 
     def resolve(self, credential_id: str) -> ResolvedKey:
         """A key in clear, whose ever it is. NOT_FOUND; CREDENTIAL_UNREADABLE where it can't be decrypted."""

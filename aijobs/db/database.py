@@ -7,10 +7,11 @@ by reading.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,7 @@ from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
+from aijobs.causes import cause_of, stops_writes
 from aijobs.db.engines import WRITING, build_engine
 
 T = TypeVar("T")
@@ -126,6 +128,12 @@ FIRST_PAUSE_S = 0.04
 """Before a unit of work is tried again; doubled each time, and shaken so that two that met do not meet again."""
 
 
+PROBE_S = 30.0
+"""How long a write that went well is proof that writes go."""
+HOLD_S = 30.0
+"""How long a fault holds at least: on a full disk every other write may succeed, in space that SQLite uses again."""
+
+
 class CommitUnknown(Exception):
     """The connection was lost after COMMIT was sent: what was written may or may not be there."""
 
@@ -142,6 +150,8 @@ class Database:
         self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
         self._read = sessionmaker(_for_reading(self.engine), autoflush=False, expire_on_commit=False)
         self._write = sessionmaker(self.engine.execution_options(**WRITING), expire_on_commit=False)
+        self._wrote_at = self._failed_at = -math.inf
+        self._fault: str | None = None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -167,8 +177,9 @@ class Database:
         lost = False
         for attempt in range(1, tries + 1):
             try:
-                return self._once(work)
+                result = self._once(work)
             except Exception as error:
+                self._note_fault(error)
                 lost = lost or isinstance(error, CommitUnknown)
                 if isinstance(error, CommitUnknown):
                     _pause(attempt)
@@ -183,7 +194,33 @@ class Database:
                     raise
                 else:
                     _pause(attempt)
+            else:
+                self._note_success()
+                return result
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def write_fault(self, probe: Callable[[Session], object]) -> str | None:
+        """Why this process can't write now (`disk_full`, `read_only`), or None.
+
+        Its own writes tell. `probe` is a small write for a process that hasn't written lately, and finds the end of a
+        fault.
+        """
+        now = time.monotonic()
+        last = self._failed_at if self._fault else self._wrote_at
+        if now - last >= (HOLD_S if self._fault else PROBE_S):
+            with suppress(DBAPIError):  # Noted if it stops writes; a lock or a cut connection says nothing of them.
+                self.write(probe, tries=1)
+        return self._fault
+
+    def _note_success(self) -> None:
+        self._wrote_at = time.monotonic()
+        if self._wrote_at - self._failed_at >= HOLD_S:
+            self._fault = None
+
+    def _note_fault(self, error: BaseException) -> None:
+        cause = cause_of(error)
+        if stops_writes(cause):
+            self._fault, self._failed_at = cause, time.monotonic()
 
     def look(self, work: Callable[[Session], T]) -> T:
         """What `work` reads in a session of its own; once more where the connection turned out to be cut."""

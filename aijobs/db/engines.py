@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import time
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.util import asbool
 
 from aijobs.errors import SettingsError
@@ -43,9 +46,18 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     """An engine with our isolation, time zone, waits and JSON on any of the three databases.
 
     `patient` is for changes of the schema, which may wait for one another and take their time. `SettingsError` for an
-    address that can't be understood in what it says of TLS.
+    address that SQLAlchemy or the driver can't read.
     """
-    parsed = make_url(url)
+    try:
+        engine = _build(make_url(url), pool_size, patient)
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
+        # Their texts quote the address, password and all.
+        raise SettingsError("AIJOBS_DATABASE_URL can't be read: see the forms in docs/production.md") from None
+    _check_query(engine)
+    return engine
+
+
+def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
     options: dict[str, Any] = {
         "json_serializer": lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
         "hide_parameters": True,
@@ -56,16 +68,38 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     if parsed.get_backend_name() == "sqlite":
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
+        _files.add(engine)
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
-        engine = create_engine(parsed, **options, connect_args=_postgresql_arguments(patient))
+        engine = create_engine(parsed, **options, connect_args=_POSTGRESQL_ARGUMENTS)
+        _prepare_postgresql(engine, patient)
         _renew_where_stale(engine)
     else:
         arguments = _mysql_arguments(parsed, patient)
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
     return engine
+
+
+def _check_query(engine: Engine) -> None:
+    """`SettingsError` for an option behind `?` that the driver doesn't know: it would raise at the first connection."""
+    known = _driver_options(engine)
+    if known and (unknown := sorted(set(engine.url.query) - known)):
+        named = ", ".join(unknown)
+        raise SettingsError(f"AIJOBS_DATABASE_URL: {named} is no option of {engine.dialect.driver}; leave it out")
+
+
+def _driver_options(engine: Engine) -> frozenset[str]:
+    if engine.dialect.driver == "psycopg":
+        return frozenset(each.keyword.decode() for each in engine.dialect.loaded_dbapi.pq.Conninfo.get_defaults())
+    if engine.dialect.driver == "pymysql":
+        return _PYMYSQL_EXTRA | frozenset(signature(engine.dialect.loaded_dbapi.connections.Connection).parameters)
+    return frozenset()
+
+
+_PYMYSQL_EXTRA = frozenset({"ssl_capath", "ssl_cipher", "ssl_check_hostname"})
+"""What SQLAlchemy takes from the address for the driver."""
 
 
 def _ping_idle(engine: Engine) -> None:
@@ -103,7 +137,22 @@ def _renew_where_stale(engine: Engine) -> None:
             context.is_disconnect = True
 
 
-def _postgresql_arguments(patient: bool) -> dict[str, Any]:
+_POSTGRESQL_ARGUMENTS = {
+    "connect_timeout": 5,
+    # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
+    # isn't acknowledged, or is asked for and doesn't come, ends the connection.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": ANSWER_S * 1000,
+}
+
+
+def _prepare_postgresql(engine: Engine, patient: bool) -> None:
+    """Set the session's parameters with one statement per new connection.
+
+    As start-up parameters they would cost nothing, but PgBouncer refuses connections that bring `options`.
+    """
     session = {
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
@@ -112,16 +161,13 @@ def _postgresql_arguments(patient: bool) -> dict[str, Any]:
     }
     if not patient:
         session["lock_timeout"] = f"{LOCK_WAIT_S}s"
-    return {
-        "options": " ".join(f"-c {name}={value}" for name, value in session.items()),
-        "connect_timeout": 5,
-        # A statement may take as long as it likes while the server's machine still answers for it; what was sent and
-        # isn't acknowledged, or is asked for and doesn't come, ends the connection.
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": ANSWER_S * 1000,
-    }
+    statement = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in session.items())
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.autocommit = True  # In a transaction they would be undone with it.
+        connection.execute(statement)
+        connection.autocommit = False
 
 
 def _mysql_arguments(url: URL, patient: bool) -> dict[str, Any]:
@@ -150,6 +196,20 @@ def _tls(url: URL) -> dict[str, bool]:
     if disabled and (asked := [key for key in url.query if key.startswith("ssl") and key != "ssl_disabled"]):
         raise SettingsError(f"AIJOBS_DATABASE_URL disables TLS, and asks for it by {', '.join(asked)}")
     return {"ssl_disabled": disabled}
+
+
+_files: WeakSet[Engine] = WeakSet()
+"""SQLite engines of this process."""
+
+
+@atexit.register
+def _close_files() -> None:
+    """Close SQLite's connections when the process ends: Python itself may leave them open.
+
+    The last one to close moves everything from `-wal` into the file.
+    """
+    for engine in list(_files):
+        engine.dispose()
 
 
 def _prepare_sqlite(engine: Engine) -> None:

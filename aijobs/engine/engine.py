@@ -27,7 +27,7 @@ from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBu
 from aijobs.events import EventBus
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.status import FINAL
-from aijobs.logs import Outage, get_logger
+from aijobs.logs import Outage, fault, get_logger
 from aijobs.queues.message import PUT_BACK, JobMessage
 
 logger = get_logger(__name__)
@@ -211,7 +211,7 @@ class ExecutionEngine:
         try:
             self._settle.close_call(run, code)
         except Exception as error:
-            logger.error("usage.close_failed", error=type(error).__name__, **run.fields(error_code=code))
+            logger.error("usage.close_failed", **fault(error), **run.fields(error_code=code))
 
     # --- from outside the attempt's thread -----------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class ExecutionEngine:
         except LifecycleError:
             return  # Another worker has the job already.
         except Exception as error:
-            logger.error("job.release_failed", error=type(error).__name__, **run.fields())
+            logger.error("job.release_failed", **fault(error), **run.fields())
             return
         logger.info("job.released", **run.fields(job))
         run.end("released")

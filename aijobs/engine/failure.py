@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from aijobs.errors import JobError, is_code
-from aijobs.logs import Outage, Sparing, where
+from aijobs.logs import Outage, Sparing, fault, where
 from aijobs.screening import secret_shapes as shapes
 from aijobs.validation import find_schema_faults, plain_location
 
@@ -55,7 +55,7 @@ class DatabaseTrouble:
         if isinstance(error, SQLAlchemyError):
             self._outage.failed(error)
         elif (held_back := self._sparing.may_say(type(error).__name__)) is not None:
-            self._logger.error(self._fault, error=type(error).__name__, alsoFailed=held_back, where=where(error))
+            self._logger.error(self._fault, **fault(error), alsoFailed=held_back, where=where(error))
 
     def worked(self) -> None:
         """The database answers; says so once after an outage."""

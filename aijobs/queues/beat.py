@@ -14,7 +14,7 @@ from typing import Any
 
 from huey.consumer import Scheduler
 
-from aijobs.logs import Sparing, get_logger, where
+from aijobs.logs import Sparing, fault, get_logger, where
 
 SLACK_S = 0.25
 """How early a beat counts as on time; a scheduler that woke a little early mustn't lose a whole beat."""
@@ -52,7 +52,7 @@ class FailureLog:
         kind = (name, type(error).__name__)
         held_back = self._sparing.may_say(kind)
         if held_back is not None:
-            logger.error("pass.failed", **{"pass": name}, error=kind[1], alsoFailed=held_back, where=where(error))
+            logger.error("pass.failed", **{"pass": name}, **fault(error), alsoFailed=held_back, where=where(error))
 
 
 class QuietScheduler(Scheduler):

@@ -13,7 +13,7 @@ import redis
 from huey.consumer import Consumer, Worker, WorkerRecycle
 
 from aijobs.errors import SettingsError
-from aijobs.logs import configure, get_logger, where
+from aijobs.logs import configure, fault, get_logger, where
 from aijobs.queues.beat import BeatScheduler, QuietScheduler
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
@@ -162,7 +162,7 @@ class AiJobsConsumer(Consumer):
                 logger.error(
                     "consumer.catch_up_failed",
                     queueName=self.huey.queue_name,
-                    error=type(error).__name__,
+                    **fault(error),
                     where=where(error),
                 )
 
@@ -174,7 +174,7 @@ class AiJobsConsumer(Consumer):
             logger.error(
                 "consumer.drain_failed",
                 queueName=self.huey.queue_name,
-                error=type(error).__name__,
+                **fault(error),
                 where=where(error),
             )
 

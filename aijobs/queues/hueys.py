@@ -17,7 +17,7 @@ from huey.storage import PriorityRedisStorage
 
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import AijobsError
-from aijobs.logs import Outage, get_logger, where
+from aijobs.logs import Outage, fault, get_logger, where
 from aijobs.queues.beat import Every
 from aijobs.queues.broker import huey_name
 from aijobs.queues.codec import TASK, BadMessage, arguments, decode, event_id_of, read_arguments
@@ -189,7 +189,7 @@ class AiJobsHuey(PriorityRedisHuey):
                 "message.failed",
                 queueName=self.queue_name,
                 taskId=task.id,
-                error=type(error).__name__,
+                **fault(error),
                 where=where(error),
             )
             return None

@@ -20,7 +20,7 @@ from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable, JobLockConflict
 from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
 from aijobs.jobs.models import AiJob
-from aijobs.logs import Outage, get_logger, job_fields, where
+from aijobs.logs import Outage, fault, get_logger, job_fields, where
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
@@ -187,7 +187,7 @@ class OutboxDispatcher:
         try:
             return action()
         except Exception as error:
-            logger.error("outbox.event_failed", error=type(error).__name__, **_fields(event))
+            logger.error("outbox.event_failed", **fault(error), **_fields(event))
             return 0
 
     def _fail(self, event: OutboxEvent, job: AiJob, holder: str, error: Exception) -> int:
@@ -196,9 +196,7 @@ class OutboxDispatcher:
             changed = self._database.write(lambda s: self._outbox.mark_failed(s, event, holder, reason))
         else:
             changed = self._bury(event, holder, reason)
-        logger.warning(
-            "outbox.dispatch_failed", error=type(error).__name__, attempts=event.attempt_count, **_fields(event, job)
-        )
+        logger.warning("outbox.dispatch_failed", **fault(error), attempts=event.attempt_count, **_fields(event, job))
         return changed
 
     # --- claims that nobody came back for ------------------------------------------------------------------------
@@ -289,7 +287,7 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
                 outage.failed(error)
             else:
                 fields = job_fields(jobId=message.message.job_id, queueName=message.queue_name)
-                logger.error("handover.failed", error=type(error).__name__, where=where(error), **fields)
+                logger.error("handover.failed", **fault(error), where=where(error), **fields)
             return
         for failure in failures.values():
             logger.warning("handover.failed", error=type(failure).__name__, **job_fields(jobId=message.message.job_id))

@@ -18,11 +18,25 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.db.statements import change_rows, insert_if_absent
 from aijobs.jobs.models import NOTE_S, PassRun
-from aijobs.logs import Outage, get_logger
+from aijobs.logs import Outage, fault, get_logger
+
+_PROBE = "write_probe"
+"""The row that processes write to find out whether they can."""
 
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+
+def probe_writes(clock: Clock) -> Callable[[Session], None]:
+    """A unit of work that writes one small row, which is no pass's."""
+    note = update(PassRun).where(PassRun.name == _PROBE).values(succeeded_at=clock.now())
+
+    def write(session: Session) -> None:
+        if not change_rows(session, note):
+            insert_if_absent(session, PassRun, "name", name=_PROBE, period_ms=0, failures=0)
+
+    return write
 
 
 class PassLog:
@@ -40,7 +54,7 @@ class PassLog:
         try:
             result = action()
         except Exception as error:
-            self._note(name, every_s, type(error).__name__)
+            self._note(name, every_s, " ".join(fault(error).values()))
             raise
         self._note(name, every_s, None)
         return result

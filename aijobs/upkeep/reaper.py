@@ -13,7 +13,7 @@ from aijobs.ids import InstanceId
 from aijobs.jobs.lifecycle import LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import RUNNING
-from aijobs.logs import get_logger, job_fields
+from aijobs.logs import fault, get_logger, job_fields
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class LockReaper:
         except LifecycleError:
             return 0  # A beat, the holder or another reaper came first: exactly what the compare-and-set is for.
         except Exception as error:
-            logger.error("reaper.failed", error=type(error).__name__, **job_fields(job))
+            logger.error("reaper.failed", **fault(error), **job_fields(job))
             return 0
         logger.warning(
             "job.lease_lost",

@@ -28,7 +28,7 @@ from aijobs.jobs.models import (
     QuotaUsage,
 )
 from aijobs.jobs.status import FINAL
-from aijobs.logs import get_logger
+from aijobs.logs import fault, get_logger
 from aijobs.operators.models import OperatorSession
 from aijobs.outbox.models import OutboxEvent
 
@@ -73,7 +73,7 @@ class Retention:
                     jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
                 except Exception as error:
                     # A plug-in's table, for one, may refer to a job of it.
-                    logger.error("retention.failed", rootId=root_id, error=type(error).__name__)
+                    logger.error("retention.failed", rootId=root_id, **fault(error))
                     failed += 1
         tombstones = self._delete_old(JobTombstone.job_id, JobTombstone.deleted_at, self._keep_tombstones)
         sessions = self._delete_old(OperatorSession.id, OperatorSession.created_at, self._keep_sessions)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.routing import BuildError
 
 from aijobs.errors import ApiError
-from aijobs.logs import get_logger
+from aijobs.logs import fault, get_logger
 from aijobs.operators.accounts import find_operator
 from aijobs.operators.audit import Actor, AuditTrail
 from aijobs.operators.models import Operator, OperatorSession, OperatorToken
@@ -204,7 +204,7 @@ def _note_use(token_id: str) -> None:
     try:
         services().database.write(lambda session: session.execute(use))
     except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
-        logger.warning("operator.token_use_unnoted", error=type(error).__name__)
+        logger.warning("operator.token_use_unnoted", **fault(error))
 
 
 def bearer_token() -> str | None:

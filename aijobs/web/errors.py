@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import HTTPException
 
+from aijobs.causes import cause_of, stops_writes
 from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
-from aijobs.logs import get_logger, where
+from aijobs.logs import fault, get_logger, where
 from aijobs.web.context import is_api_request, language
 
 logger = get_logger(__name__)
@@ -85,8 +86,8 @@ def _any_error(error: Exception) -> ResponseReturnValue:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether the database was away, locked or full after all that was tried: worth another try later."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
+    """Whether the database was away, locked, full or read-only after all that was tried: worth another try later."""
+    if isinstance(error, DBAPIError) and (error.connection_invalidated or stops_writes(cause_of(error))):
         return True
     return isinstance(error, OperationalError | InterfaceError | PoolTimeout | JobLockConflict)
 
@@ -95,7 +96,7 @@ def _log(event: str, error: Exception) -> None:
     """Log the frames where it happened; never the error's own text."""
     logger.error(
         event,
-        error=type(error).__name__,
+        **fault(error),
         where=where(error),
         method=request.method,
         route=request.url_rule.rule if request.url_rule else None,

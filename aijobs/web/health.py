@@ -7,6 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db.schema import check_schema
 from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.upkeep.pass_log import probe_writes
 from aijobs.web.context import services
 
 health = Blueprint("health", __name__)
@@ -20,8 +21,10 @@ def healthz() -> Response:
 
 @health.get("/readyz")
 def readyz() -> tuple[Response, int]:
-    """200 if the database answers and has our schema. The broker may be away, and the passes late: jobs are kept until
-    they are back."""
+    """200 if the database answers, has our schema and takes writes.
+
+    The broker may be away, and the passes late: jobs are kept until they are back.
+    """
     try:
         check_schema(services().database.engine)
         database, schema = "ok", "ok"
@@ -29,13 +32,15 @@ def readyz() -> tuple[Response, int]:
         database, schema = "ok", "wrong"
     except SQLAlchemyError:
         database, schema = "away", "unknown"
-    ready = schema == "ok"
+    if schema == "ok":
+        database = services().database.write_fault(probe_writes(services().clock)) or "ok"
+    ready = (database, schema) == ("ok", "ok")
     body = {
         "status": "ready" if ready else "not_ready",
         "database": database,
         "schema": schema,
         "broker": _broker(),
-        "passes": _passes() if ready else "unknown",
+        "passes": _passes() if schema == "ok" else "unknown",
     }
     return jsonify(body), 200 if ready else 503
 

@@ -20,7 +20,7 @@ PICTURE = """
 2    jobs.users  jobs.limits  jobs.fairness  outbox.*  ai.*  screening.*  credentials.*
 1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message
 1    jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
-0    errors  clock  ids  settings  logs  canonical  machine  validation  answers  texts
+0    errors  addresses  causes  clock  ids  settings  logs  canonical  machine  validation  answers  texts
 """
 """What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
 is not named itself."""

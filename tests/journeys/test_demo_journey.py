@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from aijobs.cli.terminal import cells
@@ -34,4 +37,9 @@ def test_the_demo_prints_english_and_chinese_cards_and_ends_everything(run: Run)
     assert "/console/jobs/" in said
     assert "\x1b" not in said  # no terminal, no colours
     assert not (instance / "broker.json").exists()
-    assert (instance / "aijobs.db.database").stat().st_size > 0
+    assert sorted(path.name for path in instance.glob("aijobs.db*")) == ["aijobs.db"]
+    copied = run.new_folder("copied") / "copied.db"
+    shutil.copyfile(instance / "aijobs.db", copied)
+    with closing(sqlite3.connect(copied)) as connection:
+        states = connection.execute("SELECT lifecycle_status FROM ai_jobs").fetchall()
+    assert states == [("succeeded",), ("succeeded",)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +19,8 @@ import pytest
 from sqlalchemy import func, select
 
 from aijobs.cli.tokens import issue_user_token
-from aijobs.jobs.models import AiJob
+from aijobs.clock import utc_now
+from aijobs.jobs.models import AiJob, QueuePause
 from aijobs.jobs.status import FINAL
 from aijobs.local.station import answers
 from aijobs.monitor.check import Check
@@ -205,6 +208,21 @@ def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_
     assert sorted(site.enqueue_events()) == sorted(after.values())
     assert next_one.stop(timeout=60) == 0
     assert "Traceback" not in web.output + next_one.output
+
+
+@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+def test_the_last_process_that_is_stopped_leaves_one_complete_sqlite_file(site: Site, tmp_path: Path) -> None:
+    program = site.start_consumer("interactive")
+    file = Path(str(site.services.database.engine.url.database))
+    with site.services.database.transaction() as session:
+        session.add(QueuePause(queue_name="ai-background", reason="mark", paused_by="test", paused_at=utc_now()))
+    site.services.database.dispose()
+
+    assert program.stop(timeout=60) == 0
+    assert sorted(path.name for path in file.parent.glob(f"{file.name}*")) == [file.name]
+    copied = shutil.copyfile(file, tmp_path / "copied.db")
+    with closing(sqlite3.connect(copied)) as connection:
+        assert connection.execute("SELECT reason FROM queue_pauses").fetchall() == [("mark",)]
 
 
 @pytest.mark.long

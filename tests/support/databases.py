@@ -30,6 +30,8 @@ Prepare = Callable[[str], None]
 # Far from UTC, so that code that leans on the server's time zone is found out.
 POSTGRES_ZONE = "Asia/Shanghai"
 MARIADB_ZONE = "+08:00"
+LIMITED = "limited"
+"""A user of MariaDB who may read and write rows, and nothing else."""
 
 
 OTHERS_LATER = pytest.mark.parametrize(
@@ -251,7 +253,10 @@ class MariaDbServer(Server, Databases):
         done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"mariadb-install-db failed:\n{done.stdout}{done.stderr}"
         (self._folder / "init.sql").write_text(
-            "CREATE USER IF NOT EXISTS aijobs@'127.0.0.1';\nGRANT ALL ON *.* TO aijobs@'127.0.0.1';\n",
+            "CREATE USER IF NOT EXISTS aijobs@'127.0.0.1';\nGRANT ALL ON *.* TO aijobs@'127.0.0.1';\n"
+            # One that `read_only` holds for.
+            f"CREATE USER IF NOT EXISTS {LIMITED}@'127.0.0.1';\n"
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {LIMITED}@'127.0.0.1';\n",
             encoding="utf-8",
         )
 

@@ -41,7 +41,7 @@ def refused(folder: Path, **given: str) -> str:
 
 def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: Path) -> None:
     settings = load(tmp_path / "instance")
-    assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db.database"
+    assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db"
     assert (settings.production, settings.bind, settings.redis_url) == (False, "127.0.0.1", "")
     assert (settings.lease_s, settings.heartbeat_s, settings.lease_grace_s) == (60, 15, 30)
     assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret", "credential_keys"}
@@ -309,6 +309,7 @@ def test_a_key_ring_is_newest_first_and_keeps_the_old() -> None:
         f"{'k' * 17}:{'a' * 32}",
         f"k1:{'a' * 32},",
         f"k1:{'a' * 32},k1:{'b' * 32}",
+        f"k1: {'a' * 32}",
         f"k1:{'a' * 32};k2:{'b' * 32}x:{'a' * 32},k3",
     ],
 )
@@ -324,6 +325,47 @@ def test_a_secret_that_is_too_short_is_refused_by_name(tmp_path: Path, name: str
     line = refused(tmp_path, **{name: "hunter2"})
     assert f"AIJOBS_{name}" in line
     assert "hunter2" not in line
+
+
+CONFIDENTIAL = {
+    **SECRETS,
+    "AIJOBS_SERVICE_TOKEN": "t" * 32,
+    "AIJOBS_DEEPSEEK_API_KEY": "sk-1",
+    "DEEPSEEK_API_KEY": "sk-2",
+}
+
+
+@pytest.mark.parametrize("around", ["{}\n", "{}\r\n", "{}\n\n", " {} ", "\t{}"])
+@pytest.mark.parametrize("name", CONFIDENTIAL)
+def test_a_line_break_that_a_file_brought_along_is_no_part_of_a_secret(tmp_path: Path, name: str, around: str) -> None:
+    environ = {"AIJOBS_INSTANCE_PATH": str(tmp_path), **SECRETS}
+    plain = Settings.load({**environ, name: CONFIDENTIAL[name]})
+    assert Settings.load({**environ, name: around.format(CONFIDENTIAL[name])}) == plain
+
+
+@pytest.mark.parametrize("spoilt", ["{}\n{}", "\ufeff{}", "{}\r{}", "{}\x00", "{}\u200b", "{}\udc80"])
+@pytest.mark.parametrize("name", CONFIDENTIAL)
+def test_a_secret_with_a_character_that_nobody_sees_is_refused_by_name(tmp_path: Path, name: str, spoilt: str) -> None:
+    value = CONFIDENTIAL[name]
+    with pytest.raises(SettingsError) as refused:
+        Settings.load({"AIJOBS_INSTANCE_PATH": str(tmp_path), name: spoilt.format(value, value)})
+    line = str(refused.value)
+    assert (name in line) or "API key of deepseek" in line
+    assert value not in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("name", [*SECRETS, "AIJOBS_SERVICE_TOKEN"])
+def test_a_secret_in_quotes_is_refused_by_name(tmp_path: Path, name: str, quote: str) -> None:
+    line = refused(tmp_path, **{name.removeprefix("AIJOBS_"): f"{quote}{CONFIDENTIAL[name]}{quote}"})
+    assert name in line
+    assert CONFIDENTIAL[name] not in line
+
+
+def test_a_value_of_spaces_is_no_value(tmp_path: Path) -> None:
+    settings = load(tmp_path, JWT_SECRET=" \n", SERVICE_TOKEN="\n", LEASE_S=" ")
+    assert ("jwt_secret" in settings.development_keys, settings.service_token, settings.lease_s) == (True, "", 60)
 
 
 def test_development_keys_are_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:

@@ -16,21 +16,21 @@ from aijobs.db.database import Database
 def test_nobody_else_may_read_the_notes_in_an_sqlite_database(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        database = Database(f"sqlite:///{tmp_path / 'aijobs.db.database'}")
+        database = Database(f"sqlite:///{tmp_path / 'aijobs.db'}")
         with database.transaction() as session:
             session.execute(text("CREATE TABLE t (x)"))
             found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         database.dispose()
     finally:
         os.umask(before)
-    assert found == dict.fromkeys(("aijobs.db.database", "aijobs.db.database-shm", "aijobs.db.database-wal"), 0o600)
+    assert found == dict.fromkeys(("aijobs.db", "aijobs.db-shm", "aijobs.db-wal"), 0o600)
 
 
 def test_a_new_connection_drops_no_lock_that_another_of_the_process_holds(tmp_path: Path) -> None:
     """Closing any descriptor of the file would: the locks belong to the process. Another process would then take itself
     for the last one, and remove the log of what we wrote.
     """
-    path = tmp_path / "aijobs.db.database"
+    path = tmp_path / "aijobs.db"
     first, second = Database(f"sqlite:///{path}"), Database(f"sqlite:///{path}")
     with first.transaction() as session:
         session.execute(text("CREATE TABLE t (x)"))
@@ -39,6 +39,6 @@ def test_a_new_connection_drops_no_lock_that_another_of_the_process_holds(tmp_pa
             reader.execute(text("SELECT * FROM t"))
         come_and_go = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t'); c.close()"
         subprocess.run([sys.executable, "-c", come_and_go, str(path)], check=True)
-        assert path.with_name("aijobs.db.database-wal").exists()
+        assert path.with_name("aijobs.db-wal").exists()
     second.dispose()
     first.dispose()

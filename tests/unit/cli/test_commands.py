@@ -83,7 +83,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(aijobs: Aijobs, instance: P
     assert (code, out) == (2, "")
     assert err.startswith("aijobs: ")
     assert err.count("\n") == 1
-    assert not (instance / "aijobs.db.database").exists()
+    assert not (instance / "aijobs.db").exists()
 
 
 # --- files of the demo --------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_a_command_that_needs_the_database_refuses_one_without_schema(aijobs: Ai
     code, out, err = aijobs("operator-token", "ann")
     assert (code, out) == (1, "")
     assert err == "aijobs: the database has no schema yet: run `aijobs db upgrade`\n"
-    assert not (instance / "aijobs.db.database").exists()
+    assert not (instance / "aijobs.db").exists()
 
 
 def test_a_database_that_nobody_serves_gives_one_line(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from gunicorn.http.errors import InvalidChunkSize, NoMoreData
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
+from aijobs import logs
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
 from aijobs.errors import ApiError, JobGone, JobLockConflict
+from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import PASSES
 from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PassLog
@@ -44,6 +49,42 @@ def test_a_process_lives_whatever_the_database_does(client: FlaskClient, databas
     away = client.get("/readyz")
     assert (away.status_code, away.json["database"]) == (503, "away")
     assert client.get("/healthz").json == {"status": "ok"}
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """The error lines that are logged meanwhile."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("ERROR", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def fill_up(database: Database) -> None:
+    """No page more for the database, as on a disk that is full."""
+
+    def connected(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA max_page_count=1")  # Never below what there is.
+
+    event.listen(database.engine, "connect", connected)
+    database.dispose()
+
+
+def test_a_process_whose_writes_find_a_full_disk_is_not_ready_and_its_log_says_why(
+    client: FlaskClient, database: Database, log: io.StringIO
+) -> None:
+    fill_up(database)
+    answers = [client.post("/api/learning/flashcards", json=SAMPLE_INPUT, headers=as_user()) for _ in range(20)]
+    refused = [answer for answer in answers if answer.status_code != 202]
+    assert {(answer.status_code, answer.json["error"]["code"]) for answer in refused} == {(503, "SERVICE_BUSY")}
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert {(line["event"], line["error"], line["cause"]) for line in lines} == {
+        ("web.busy", "OperationalError", "disk_full")
+    }
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json["status"], ready.json["database"]) == (503, "not_ready", "disk_full")
 
 
 def test_readiness_tells_the_worst_of_the_duties_and_fails_for_none(client: FlaskClient, database: Database) -> None:
