@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import structlog
+
+from aijobs.forks import new_lock
 
 JOB_KEYS = (
     "jobId",
@@ -118,7 +119,7 @@ class Sparing:
 
     def __init__(self, every_s: float = 60.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._monotonic = every_s, monotonic
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._said: dict[Hashable, float] = {}
         self._held_back: dict[Hashable, int] = {}
 
@@ -146,7 +147,7 @@ class Outage:
 
     def __init__(self, logger: Any, what: str, every_s: float = 60.0) -> None:
         self._logger, self._what, self._every_s = logger, what, every_s
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._since: float | None = None
         self._last_said = 0.0
 

@@ -7,7 +7,6 @@ from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -44,6 +43,7 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
 from aijobs.errors import SettingsError
 from aijobs.events import EventBus
+from aijobs.forks import new_lock
 from aijobs.ids import InstanceId
 from aijobs.jobs.creation import JobCreation
 from aijobs.jobs.lifecycle import Lease, LifecycleRepository
@@ -116,10 +116,13 @@ class Services:
 
     def check_start(self) -> None:
         """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
-        a key that the ring doesn't hold.
+        a key that the ring doesn't hold. Leaves no connection open: servers fork after they imported the application.
         """
-        check_schema(self.database.engine)
-        self.credentials.check_ring()
+        try:
+            check_schema(self.database.engine)
+            self.credentials.check_ring()
+        finally:
+            self.database.dispose()
 
 
 def build_services(
@@ -300,7 +303,7 @@ def build_engine(
 
 
 _load_safety = cache(ContentSafety.load)
-_SAFETY_LOCK = Lock()
+_SAFETY_LOCK = new_lock()
 
 
 def build_guard(settings: Settings) -> Guard:

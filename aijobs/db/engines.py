@@ -14,6 +14,7 @@ from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.util import asbool
 
 from aijobs.errors import SettingsError
+from aijobs.forks import leave_behind, renew_in_child
 from aijobs.machine import create_private
 
 IDLE_TRANSACTION_S = 60
@@ -56,6 +57,7 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     if parsed.get_backend_name() == "sqlite":
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
+        renew_in_child(engine, _empty_pool)
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
@@ -65,7 +67,14 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
         arguments = _mysql_arguments(parsed, patient)
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
+    renew_in_child(engine, _empty_pool)
     return engine
+
+
+def _empty_pool(engine: Engine) -> None:
+    """Give the child of a fork a pool of its own: the parent works with the connections of the inherited one."""
+    leave_behind(engine.pool)
+    engine.dispose(close=False)
 
 
 def _ping_idle(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.forks import leave_behind, renew_in_child
 
 CONNECT_TIMEOUT_S = 0.5
 SOCKET_TIMEOUT_S = 1.5
@@ -50,7 +51,19 @@ def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
         raise SettingsError(
             f"AIJOBS_REDIS_URL can't be read ({scheme}): write redis://, rediss:// or unix://"
         ) from None
-    return redis.Redis(connection_pool=pool)
+    client = redis.Redis(connection_pool=pool)
+    renew_in_child(client, _empty_pool)
+    return client
+
+
+def _empty_pool(client: redis.Redis) -> None:
+    """Give the child of a fork a pool of its own.
+
+    redis-py drops inherited connections itself, but may wait for a lock that a thread of the parent held.
+    """
+    inherited = client.connection_pool
+    leave_behind(inherited)
+    client.connection_pool = redis.ConnectionPool(inherited.connection_class, **inherited.connection_kwargs)
 
 
 def unavailable(client: redis.Redis, error: redis.RedisError) -> BrokerUnavailable:

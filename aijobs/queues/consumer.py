@@ -134,6 +134,7 @@ class AiJobsConsumer(Consumer):
     def __init__(self, huey: Any, crew: Crew, **options: Any) -> None:
         self.scheduler_class = BeatScheduler if crew.passes else QuietScheduler
         self._crew = crew
+        self._pid = os.getpid()
         self._abandoning = threading.Event()
         super().__init__(huey, **options)
         self._signal_actions.update({signal.SIGTERM: (False, True), signal.SIGINT: (False, True)})
@@ -202,7 +203,14 @@ class AiJobsConsumer(Consumer):
             )
 
     def _handle_signal(self, signum: int, frame: Any) -> None:
-        """The first signal counts; Huey would take a second one as leave to interrupt."""
+        """The first signal counts; Huey would take a second one as leave to interrupt.
+
+        A child that a job's code forked inherits this handler, and ends as any process does.
+        """
+        if os.getpid() != self._pid:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
         if self._signum is None:
             self._signum: int | None = signum
             self._restart, self._graceful = self._signal_actions[signum]

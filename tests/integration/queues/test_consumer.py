@@ -86,6 +86,15 @@ def stage(processes: Processes, run: Run, redis_url: str) -> Stage:
     return Stage(processes, run.new_folder("stage"), redis_url)
 
 
+def test_child_that_a_job_forked_ends_when_it_is_told_to(stage: Stage) -> None:
+    stage.start_and_wait("-w", "2")
+
+    message = stage.send("forks")
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    assert f"child ended with -{int(signal.SIGTERM)}" in stage.diary()
+
+
 # --- messages -------------------------------------------------------------------------------------------
 
 
