@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from aijobs.errors import AijobsError
 from aijobs.forks import new_lock
 
 JOB_KEYS = (
@@ -162,7 +163,8 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        self._logger.warning(f"{self._what}.away", error=type(error).__name__, awaySeconds=seconds)
+        cause = {"cause": str(error)} if isinstance(error, AijobsError) else {}  # The text of others may hold content.
+        self._logger.warning(f"{self._what}.away", error=type(error).__name__, awaySeconds=seconds, **cause)
 
     def worked(self) -> None:
         """It works; says so once after an outage."""

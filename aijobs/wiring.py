@@ -142,9 +142,9 @@ def build_services(
     database = database or Database(settings.database_url, pool_size=max(POOL_SIZE, workers + HOUSEKEEPING))
     clock = clock or DatabaseClock()
     broker = broker or RedisBroker.from_settings(settings)
-    presence = PresenceReader(broker.client)
+    presence = PresenceReader(broker.window)
     if breaker_store is None or call_slots is None:
-        texts = _shared_texts(settings, broker)
+        texts = SharedTexts(broker.window)
         breaker_store = breaker_store or RedisBreakerStore(texts)
         call_slots = call_slots or RedisCallSlots(texts, InstanceId.current())
     catalogue = Catalogue.load(settings.providers, settings.provider_keys)
@@ -211,16 +211,6 @@ def _check_cost_quotas(settings: Settings, catalogue: Catalogue, costs: CostCalc
     unpriced = sorted(f"{route.provider}/{route.model}" for route in routed if not costs.knows(*astuple(route)))
     if unpriced:
         raise SettingsError(f"a quota of cost can't hold: no price is known for {', '.join(unpriced)} (AIJOBS_PRICES)")
-
-
-def _shared_texts(settings: Settings, broker: RedisBroker) -> SharedTexts:
-    """What processes share through Redis; through the broker's own client where no settings lead to one, as for a
-    command that is run while the embedded one is away.
-    """
-    try:
-        return SharedTexts.from_settings(settings)
-    except SettingsError:
-        return SharedTexts(broker.client)
 
 
 def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
@@ -366,6 +356,7 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
 
     return Crew(
         run_job=engine.execute,
+        asked=presence.asked,
         start=start,
         catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name, due_for=timedelta())),
         drain=drain,
@@ -402,6 +393,7 @@ def build_maintenance_crew(services: Services) -> Crew:
             noted("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
             noted("retention", settings.cleanup_s, build_retention(s).run),
         ),
+        asked=presence.asked,
         start=presence.start,
         catch_up=(lambda: reaper.give_back_dead(instance),),
         drain=lambda grace_s: presence.leave(),

@@ -10,6 +10,7 @@ from typing import Any
 from aijobs.ai.calling.breaker import BreakerState
 from aijobs.ai.models import STARTED
 from aijobs.jobs.status import FINAL
+from aijobs.queues.state import OK
 
 CAP = 10_001
 """How far counting goes."""
@@ -310,6 +311,9 @@ class QueueStatus:
     """One queue. What only the broker knows is None while it can't be reached."""
 
     queue_name: str
+    broker: str
+    """Whether the broker takes its messages: one of `BROKER_STATES`."""
+    broker_cause: str | None
     broker_depth: int | None
     queued: Count
     """Jobs that wait for their first attempt, by the database."""
@@ -332,6 +336,8 @@ class Wait:
     """When it is asked for again, where that is told by the job itself and lies ahead."""
     breakers: tuple[BreakerState, ...] = ()
     """With `breaker_open`: those that keep its calls back, in the order of its routes."""
+    cause: str | None = None
+    """With `broker_away` and `broker_refuses`: what is wrong with the broker, in English."""
 
 
 WAIT_REASONS = (
@@ -343,6 +349,7 @@ WAIT_REASONS = (
     "providers_busy",
     "not_due",
     "broker_away",
+    "broker_refuses",
     "no_worker",
     "not_sent",
     "in_line",
@@ -377,7 +384,8 @@ class HeldJob:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """One worker process. `state`: live, late (its heartbeat is overdue) or lost (it holds jobs and has none)."""
+    """One worker process. `state`: live, stalled (it takes no message though some wait), late (its heartbeat is
+    overdue) or lost (it holds jobs and has none)."""
 
     instance_id: str
     queue_name: str
@@ -393,6 +401,8 @@ class WorkerRow:
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
     """What the database says it holds."""
+    popped_s: float | None = None
+    """Since it last took a message; None if it took none, or doesn't tell."""
 
 
 @dataclass(frozen=True)
@@ -401,6 +411,9 @@ class Workers:
 
     broker_away: bool
     workers: tuple[WorkerRow, ...]
+    broker: str = OK
+    """One of `BROKER_STATES`. Where it takes no writes, workers can't write their heartbeats either."""
+    broker_cause: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from aijobs.logs import configure, get_logger, where
 from aijobs.queues.beat import BeatScheduler, QuietScheduler
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
+from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.message import PUT_BACK
 from aijobs.settings import Settings
 
@@ -52,11 +53,13 @@ def fit_options(options: Mapping[str, Any], settings: Settings) -> dict[str, Any
 
 
 def check_broker(settings: Settings) -> None:
-    """`SettingsError` if the broker's address can't be read, or the broker is the embedded one and nobody
-    listens: then nobody will. A broker that was configured may be away for a while, and is waited for."""
+    """`SettingsError` if the broker's address can't be read or leads to a cluster or a Sentinel, or the broker
+    is the embedded one and nobody listens: then nobody will. A broker that was configured may be away for a
+    while, and is waited for."""
     client = connect(settings.broker_url())
     try:
         if settings.redis_url:
+            refuse_unsupported(client)
             _warn_of_eviction(client)
         else:
             client.ping()
@@ -97,8 +100,7 @@ class JobWorker(Worker):
         try:
             task = self.huey.dequeue()
         except redis.RedisError as error:
-            unavailable(self.huey.storage.conn, error)
-            self.huey.outage.failed(error)
+            self.huey.outage.failed(unavailable(self.huey.storage.conn, error))
             self.sleep()
             return
         self.huey.outage.worked()
@@ -123,7 +125,7 @@ class JobWorker(Worker):
         try:
             self.huey.storage.put_back()
         except redis.RedisError as error:
-            self.huey.outage.failed(error)
+            self.huey.outage.failed(unavailable(self.huey.storage.conn, error))
 
 
 class AiJobsConsumer(Consumer):

@@ -6,7 +6,8 @@ from flask import Blueprint, Response, jsonify
 from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db.schema import check_schema
-from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.errors import SettingsError
+from aijobs.queues.state import UNSUPPORTED
 from aijobs.web.context import services
 
 health = Blueprint("health", __name__)
@@ -20,8 +21,8 @@ def healthz() -> Response:
 
 @health.get("/readyz")
 def readyz() -> tuple[Response, int]:
-    """200 if the database answers and has our schema. The broker may be away, and the passes late: jobs are kept until
-    they are back."""
+    """200 if the database answers and has our schema, and the broker is none that can't be used. The broker may be away
+    or take no writes, and the passes may be late: jobs are kept until they are back."""
     try:
         check_schema(services().database.engine)
         database, schema = "ok", "ok"
@@ -29,23 +30,17 @@ def readyz() -> tuple[Response, int]:
         database, schema = "ok", "wrong"
     except SQLAlchemyError:
         database, schema = "away", "unknown"
-    ready = schema == "ok"
+    broker = services().broker.look()
+    ready = schema == "ok" and broker.state != UNSUPPORTED
     body = {
         "status": "ready" if ready else "not_ready",
         "database": database,
         "schema": schema,
-        "broker": _broker(),
-        "passes": _passes() if ready else "unknown",
+        "broker": broker.state,
+        **({"brokerCause": broker.cause} if broker.cause else {}),
+        "passes": _passes() if schema == "ok" else "unknown",
     }
     return jsonify(body), 200 if ready else 503
-
-
-def _broker() -> str:
-    try:
-        services().broker.ping()
-    except BrokerUnavailable:
-        return "away"
-    return "ok"
 
 
 def _passes() -> str:

@@ -45,6 +45,7 @@ def waiting(wait: Wait) -> dict[str, Any]:
     return present(
         reason=wait.reason,
         explanation=f"{why.what} {why.advice}",
+        cause=wait.cause,
         until=wait.until,
         breakers=[breaker(state) for state in wait.breakers] or None,
     )

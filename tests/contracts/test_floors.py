@@ -19,8 +19,9 @@ PICTURE = """
 2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  jobs.chains  outbox.*  ai.*
 2    jobs.users  jobs.limits  jobs.fairness
 1    db  db_clock  db_engine  db_statements  schema  events  definitions.*  jobs.status  outbox.keys  queues.message
+1    queues.state
 1    jobs.models  outbox.models  ai.models  learning.models  web.models
-0    errors  clock  ids  settings  logs  canonical  machine  validation  forks
+0    errors  clock  ids  settings  logs  canonical  machine  validation  forks  reading
 """
 """What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
 is not named itself."""

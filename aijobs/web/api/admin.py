@@ -98,7 +98,9 @@ def admin_requeue_event(event_id: str) -> Response:
 def admin_list_workers() -> Response:
     read_no_parameters()
     found = services().monitor.workers()
-    return answer({"brokerAway": found.broker_away, "workers": [answers.worker(row) for row in found.workers]})
+    cause = {"brokerCause": found.broker_cause} if found.broker_cause else {}
+    rows = [answers.worker(row) for row in found.workers]
+    return answer({"brokerAway": found.broker_away, "broker": found.broker, "workers": rows} | cause)
 
 
 def admin_list_providers() -> Response:

@@ -163,7 +163,8 @@ def queue_status(queue: QueueStatus) -> dict[str, Any]:
         oldestAgeMs=to_ms(queue.oldest_age_s),
         paused=present(reason=paused.reason, by=paused.by, at=paused.at) if paused else None,
     )
-    return body | {"brokerDepth": queue.broker_depth, "workers": queue.workers}
+    cause = {"brokerCause": queue.broker_cause} if queue.broker_cause else {}
+    return body | {"broker": queue.broker, "brokerDepth": queue.broker_depth, "workers": queue.workers} | cause
 
 
 def outbox_status(outbox: OutboxStatus) -> dict[str, Any]:
@@ -187,6 +188,7 @@ def worker(row: WorkerRow) -> dict[str, Any]:
         startedAt=row.started_at,
         state=row.state,
         heartbeatAgeMs=to_ms(row.age_s),
+        lastPopAgeMs=to_ms(row.popped_s),
         activeJobCount=row.active_job_count,
         activeJobIds=list(row.active_job_ids),
         holds=[_camel(asdict(job)) for job in row.holds],

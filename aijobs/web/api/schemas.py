@@ -18,6 +18,7 @@ from aijobs.monitor.usage_filter import GROUPS, USUAL_DAYS
 from aijobs.monitor.views import CAP, WAIT_REASONS
 from aijobs.operators.audit import LONGEST_REASON
 from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.queues.state import BROKER_STATES
 from aijobs.screening.sensitive import FINDERS
 
 Schema = dict[str, Any]
@@ -122,6 +123,7 @@ _USAGE_TOTAL: dict[str, Schema] = {
     "estimatedCalls": {**NATURAL, "description": "Calls whose tokens were counted here, not by the provider."},
     "possiblyBilledCalls": {**NATURAL, "description": "Calls that ended, and nobody knows whether they are billed."},
 }
+_BROKER: Schema = {"type": "string", "enum": list(BROKER_STATES)}
 _REASON: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_REASON}
 
 SCHEMAS: dict[str, Schema] = {
@@ -212,7 +214,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Waiting": record(
         {"reason": {"type": "string", "enum": list(WAIT_REASONS)}, "explanation": TEXT},
-        {"until": TIME, "breakers": array(ref("Breaker"))},
+        {"cause": TEXT, "until": TIME, "breakers": array(ref("Breaker"))},
     ),
     "Snapshot": record(
         {
@@ -298,6 +300,7 @@ SCHEMAS: dict[str, Schema] = {
     "QueueStatus": record(
         {
             "queueName": TEXT,
+            "broker": _BROKER,
             "brokerDepth": nullable(NATURAL),
             "waiting": NATURAL,
             "queued": COUNT,
@@ -306,6 +309,7 @@ SCHEMAS: dict[str, Schema] = {
             "workers": nullable(NATURAL),
         },
         {
+            "brokerCause": TEXT,
             "oldestQueuedAt": TIME,
             "oldestAgeMs": NATURAL,
             "paused": record({"reason": TEXT, "by": TEXT, "at": TIME}),
@@ -320,13 +324,15 @@ SCHEMAS: dict[str, Schema] = {
         },
         {"oldestPendingAt": TIME},
     ),
-    "WorkerList": record({"brokerAway": FLAG, "workers": array(ref("Worker"))}),
+    "WorkerList": record(
+        {"brokerAway": FLAG, "broker": _BROKER, "workers": array(ref("Worker"))}, {"brokerCause": TEXT}
+    ),
     "Worker": record(
         {
             "instanceId": TEXT,
             "queueName": TEXT,
             "host": TEXT,
-            "state": {"type": "string", "enum": ["live", "late", "lost", "unknown"]},
+            "state": {"type": "string", "enum": ["live", "stalled", "late", "lost", "unknown"]},
             "activeJobCount": NATURAL,
             "activeJobIds": array(TEXT),
             "holds": array(
@@ -336,7 +342,7 @@ SCHEMAS: dict[str, Schema] = {
                 )
             ),
         },
-        {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL},
+        {"pid": NATURAL, "startedAt": TIME, "heartbeatAgeMs": NATURAL, "lastPopAgeMs": NATURAL},
     ),
     "ProviderList": record({"day": TIME, "providers": array(ref("Provider"))}),
     "Provider": record(
