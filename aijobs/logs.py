@@ -146,8 +146,9 @@ class Sparing:
 class Outage:
     """One warning when something goes away, then one a minute, one line when it is back."""
 
-    def __init__(self, logger: Any, what: str, every_s: float = 60.0) -> None:
-        self._logger, self._what, self._every_s = logger, what, every_s
+    def __init__(self, logger: Any, what: str, every_s: float = 60.0, **fields: Any) -> None:
+        """`fields` stand in each of its lines."""
+        self._logger, self._what, self._every_s, self._fields = logger, what, every_s, fields
         self._guard = new_lock()
         self._since: float | None = None
         self._last_said = 0.0
@@ -163,8 +164,10 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        cause = {"cause": str(error)} if isinstance(error, AijobsError) else {}  # The text of others may hold content.
-        self._logger.warning(f"{self._what}.away", error=type(error).__name__, awaySeconds=seconds, **cause)
+        told = dict(self._fields, error=type(error).__name__, awaySeconds=seconds)
+        if isinstance(error, AijobsError):  # The text of others may hold content.
+            told["cause"] = str(error)
+        self._logger.warning(f"{self._what}.away", **told)
 
     def worked(self) -> None:
         """It works; says so once after an outage."""
@@ -172,4 +175,4 @@ class Outage:
             if self._since is None:
                 return
             seconds, self._since = int(time.monotonic() - self._since), None
-        self._logger.info(f"{self._what}.back", awaySeconds=seconds)
+        self._logger.info(f"{self._what}.back", awaySeconds=seconds, **self._fields)
