@@ -118,8 +118,9 @@ class OutboxDispatcher:
         backlog, and so it is done once a page.
         """
         until = time.monotonic() + seconds
-        passed, refused = 0, self._refused_queues()
+        passed = 0
         while True:
+            refused = self._refused_queues()
             with self._database.read() as session:
                 ids = self._outbox.find_dispatchable(session, self._batch, tried=tried, skip=passed, without=refused)
             if not ids:
@@ -132,8 +133,9 @@ class OutboxDispatcher:
                     yield count
                 if time.monotonic() >= until:
                     return
-            if refused != (refused := self._refused_queues()):
-                passed = 0  # Other events are looked for from now on.
+                if self._refused_queues() != refused:  # The rest of the page may be of a queue that is refused.
+                    passed = 0
+                    break
 
     def _refused_queues(self) -> list[str]:
         return [name for name, queue in self._queues.items() if not queue.backoff.is_over]
