@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -38,14 +39,23 @@ class Presence:
     """One process's heartbeat. Thread-safe; never raises on trouble with Redis, and never makes a job wait
     for it: a thread of its own writes, soon after a job's start or end and every `beat_s` seconds."""
 
-    def __init__(self, client: redis.Redis, instance: InstanceId, queue_name: str, *, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        instance: InstanceId,
+        queue_name: str,
+        *,
+        beat_s: float = BEAT_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client, self._instance, self._queue_name, self._beat_s = client, instance, queue_name, beat_s
+        self._monotonic = monotonic
         self._key = f"{HEARTBEAT_PREFIX}{instance}"
         self._started_at = iso(utc_now())
         self._guard = threading.Lock()
         self._active: list[str] = []
         self._popped_at: float | None = None
-        self._asked_at = time.monotonic()
+        self._asked_at = monotonic()
         self._changed = threading.Event()
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
@@ -64,7 +74,7 @@ class Presence:
 
     def finished(self, job_id: str) -> None:
         """A job has ended here, or was given back."""
-        self._asked_at = time.monotonic()  # Until now its thread had no time to ask.
+        self._asked_at = self._monotonic()  # Until now its thread had no time to ask.
         with self._guard:
             if job_id in self._active:
                 self._active.remove(job_id)
@@ -72,7 +82,7 @@ class Presence:
 
     def asked(self, popped: bool) -> None:
         """The queue answered a worker that asked for a message; `popped`: with one."""
-        self._asked_at = time.monotonic()
+        self._asked_at = self._monotonic()
         if popped:
             self._popped_at = self._asked_at
 
@@ -98,7 +108,7 @@ class Presence:
     def _card(self) -> str:
         with self._guard:
             active = list(self._active)
-        now, popped_at = time.monotonic(), self._popped_at
+        now, popped_at = self._monotonic(), self._popped_at
         return json.dumps(
             {
                 "instanceId": str(self._instance),
