@@ -428,4 +428,12 @@ class ProvidersBusy(AijobsError):
 
 
 class BrokerUnavailable(AijobsError):
-    """The broker can't be reached, or it can't take writes; whether a message arrived is unknown."""
+    """The broker can't be reached, or it refuses what it is asked; whether a message arrived is unknown.
+
+    The text is the cause. `state` says what is wrong: `away`, `takes_no_writes`, `unsupported`, or `refused` if the
+    broker refuses one key or command.
+    """
+
+    def __init__(self, cause: str, state: str = "away") -> None:
+        super().__init__(cause)
+        self.state = state

@@ -7,6 +7,7 @@ part, so that a consumer that starts can tell which holders of its own host are 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 import uuid_utils
 
 _SEPARATOR = "~"
+_PID = re.compile(r"[0-9]{1,10}")
 
 
 def new_id() -> str:
@@ -54,7 +56,7 @@ class InstanceId:
     def parse(cls, text: str) -> InstanceId | None:
         """The id that `text` (an instance id, or a lock token `{instance}/{random}`) holds, or None."""
         parts = text.split("/", 1)[0].split(_SEPARATOR)
-        if len(parts) != 6 or not parts[3].isdigit():
+        if len(parts) != 6 or not _PID.fullmatch(parts[3]):
             return None
         host, boot, namespace, pid, started, nonce = parts
         return cls(host, boot, namespace, int(pid), started, nonce)

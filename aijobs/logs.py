@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable
@@ -13,6 +12,8 @@ from typing import Any, Protocol
 import structlog
 
 from aijobs.causes import cause_of
+from aijobs.errors import AijobsError
+from aijobs.forks import new_lock
 
 JOB_KEYS = (
     "jobId",
@@ -116,8 +117,10 @@ def where(error: BaseException) -> list[str]:
 
 
 def fault(error: BaseException) -> dict[str, str]:
-    """What a line says of an error: its class as `error`, and `cause` if a database gave one. Never its text."""
-    cause = cause_of(error)
+    """What a line says of an error: its class as `error`, and `cause`: what a database gave, or the text of an error of
+    ours. Never another error's text, which may hold content.
+    """
+    cause = str(error) if isinstance(error, AijobsError) else cause_of(error)
     return {"error": type(error).__name__} | ({"cause": cause} if cause else {})
 
 
@@ -126,7 +129,7 @@ class Sparing:
 
     def __init__(self, every_s: float = 60.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._monotonic = every_s, monotonic
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._said: dict[Hashable, float] = {}
         self._held_back: dict[Hashable, int] = {}
 
@@ -152,9 +155,10 @@ class Sparing:
 class Outage:
     """One warning when something goes away, then one a minute, one line when it is back."""
 
-    def __init__(self, logger: Any, what: str, every_s: float = 60.0) -> None:
-        self._logger, self._what, self._every_s = logger, what, every_s
-        self._guard = threading.Lock()
+    def __init__(self, logger: Any, what: str, every_s: float = 60.0, **fields: Any) -> None:
+        """`fields` stand in each of its lines."""
+        self._logger, self._what, self._every_s, self._fields = logger, what, every_s, fields
+        self._guard = new_lock()
         self._since: float | None = None
         self._last_said = 0.0
 
@@ -169,7 +173,7 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        self._logger.warning(f"{self._what}.away", **fault(error), awaySeconds=seconds)
+        self._logger.warning(f"{self._what}.away", **self._fields, **fault(error), awaySeconds=seconds)
 
     def worked(self) -> None:
         """It works; says so once after an outage."""
@@ -177,4 +181,4 @@ class Outage:
             if self._since is None:
                 return
             seconds, self._since = int(time.monotonic() - self._since), None
-        self._logger.info(f"{self._what}.back", awaySeconds=seconds)
+        self._logger.info(f"{self._what}.back", awaySeconds=seconds, **self._fields)

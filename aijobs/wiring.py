@@ -7,7 +7,6 @@ from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -44,6 +43,7 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
 from aijobs.errors import SettingsError
 from aijobs.events import EventBus
+from aijobs.forks import new_lock
 from aijobs.ids import InstanceId
 from aijobs.jobs.creation import JobCreation
 from aijobs.jobs.lifecycle import Lease, LifecycleRepository
@@ -116,10 +116,13 @@ class Services:
 
     def check_start(self) -> None:
         """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
-        a key that the ring doesn't hold.
+        a key that the ring doesn't hold. Leaves no connection open: servers fork after they imported the application.
         """
-        check_schema(self.database.engine)
-        self.credentials.check_ring()
+        try:
+            check_schema(self.database.engine)
+            self.credentials.check_ring()
+        finally:
+            self.database.dispose()
 
 
 def build_services(
@@ -139,9 +142,9 @@ def build_services(
     database = database or Database(settings.database_url, pool_size=max(POOL_SIZE, workers + HOUSEKEEPING))
     clock = clock or DatabaseClock()
     broker = broker or RedisBroker.from_settings(settings)
-    presence = PresenceReader(broker.client)
+    presence = PresenceReader(broker.window)
     if breaker_store is None or call_slots is None:
-        texts = _shared_texts(settings, broker)
+        texts = SharedTexts(broker.window)
         breaker_store = breaker_store or RedisBreakerStore(texts)
         call_slots = call_slots or RedisCallSlots(texts, InstanceId.current())
     catalogue = Catalogue.load(settings.providers, settings.provider_keys)
@@ -209,16 +212,6 @@ def _check_cost_quotas(settings: Settings, catalogue: Catalogue, costs: CostCalc
     unpriced = sorted(f"{route.provider}/{route.model}" for route in routed if not costs.knows(*astuple(route)))
     if unpriced:
         raise SettingsError(f"a quota of cost can't hold: no price is known for {', '.join(unpriced)} (AIJOBS_PRICES)")
-
-
-def _shared_texts(settings: Settings, broker: RedisBroker) -> SharedTexts:
-    """What processes share through Redis; through the broker's own client where no settings lead to one, as for a
-    command that is run while the embedded one is away.
-    """
-    try:
-        return SharedTexts.from_settings(settings)
-    except SettingsError:
-        return SharedTexts(broker.client)
 
 
 def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
@@ -301,7 +294,7 @@ def build_engine(
 
 
 _load_safety = cache(ContentSafety.load)
-_SAFETY_LOCK = Lock()
+_SAFETY_LOCK = new_lock()
 
 
 def build_guard(settings: Settings) -> Guard:
@@ -366,6 +359,7 @@ def build_job_crew(
 
     return Crew(
         run_job=engine.execute,
+        asked=presence.asked,
         start=start,
         catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name, due_for=timedelta())),
         drain=drain,
@@ -402,6 +396,7 @@ def build_maintenance_crew(services: Services) -> Crew:
             noted("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
             noted("retention", settings.cleanup_s, build_retention(s).run),
         ),
+        asked=presence.asked,
         start=presence.start,
         catch_up=(lambda: reaper.give_back_dead(instance),),
         drain=lambda grace_s: presence.leave(),

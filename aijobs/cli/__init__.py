@@ -92,7 +92,7 @@ def run(arguments: list[str] | None = None) -> int:
     except ApiError as error:
         return _fail(_describe_refusal(error), 1)
     except BrokerUnavailable as error:
-        return _fail(f"the broker can't be reached: {error}", 1)
+        return _fail(f"the broker at AIJOBS_REDIS_URL can't be used: {_lower(str(error))}", 1)
     except AijobsError as error:
         return _fail(str(error), 1)
     except DBAPIError as error:
@@ -112,6 +112,10 @@ def _describe_refusal(error: ApiError) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()).removesuffix(".")
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _fail(text: str, code: int) -> int:

@@ -49,6 +49,7 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
         ("held by", row.locked_by),
         ("next attempt", iso(row.next_attempt_at) if row.next_attempt_at else None),
         ("because", str(WAITS[wait.reason].what) if wait else None),
+        ("", wait.cause if wait else None),
         *(("", f"{b.scope}: {b.word}, {b.why}") for b in (wait.breakers if wait else ())),
         ("error", f"{row.error_code}: {describe(row.error_code).message()}" if row.error_code else None),
         ("internal", detail.internal_error_message),

@@ -19,7 +19,6 @@ from aijobs.db.database import Database
 from aijobs.db.schema import check_schema
 from aijobs.errors import SettingsError
 from aijobs.queues.broker import RedisBroker
-from aijobs.queues.connection import connect
 from aijobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ def _find_broker(settings: Settings) -> RedisBroker:
     except SettingsError:
         if settings.redis_url:
             raise
-        nowhere = connect(f"unix://{settings.instance_path / 'no-broker'}")
-        return RedisBroker(nowhere, nowhere, settings.message_keys)
+        return RedisBroker.at(f"unix://{settings.instance_path / 'no-broker'}", settings.message_keys)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.util import asbool
 
 from aijobs.errors import SettingsError
+from aijobs.forks import leave_behind, renew_in_child
 from aijobs.machine import create_private
 
 IDLE_TRANSACTION_S = 60
@@ -69,6 +70,7 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
         _files.add(engine)
+        renew_in_child(engine, _empty_pool)
         return engine
     options["pool_recycle"] = 1800
     if parsed.get_backend_name() == "postgresql":
@@ -79,6 +81,7 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
         arguments = _mysql_arguments(parsed, patient)
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
     _ping_idle(engine)
+    renew_in_child(engine, _empty_pool)
     return engine
 
 
@@ -100,6 +103,12 @@ def _driver_options(engine: Engine) -> frozenset[str]:
 
 _PYMYSQL_EXTRA = frozenset({"ssl_capath", "ssl_cipher", "ssl_check_hostname"})
 """What SQLAlchemy takes from the address for the driver."""
+
+
+def _empty_pool(engine: Engine) -> None:
+    """Give the child of a fork a pool of its own: the parent works with the connections of the inherited one."""
+    leave_behind(engine.pool)
+    engine.dispose(close=False)
 
 
 def _ping_idle(engine: Engine) -> None:

@@ -26,6 +26,7 @@ from aijobs.errors import AijobsError, BrokerUnavailable
 from aijobs.local.embedded import EmbeddedBroker
 from aijobs.local.supervisor import ChildDied, ChildSpec, Supervisor
 from aijobs.queues.broker import RedisBroker
+from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.presence import PresenceReader
 from aijobs.settings import Settings
 from aijobs.wiring import build_credential_store
@@ -235,7 +236,10 @@ class Station:
         if self._broker is not None:
             self._broker.start()
         else:
-            RedisBroker.from_settings(self._settings).ping()
+            broker = RedisBroker.from_settings(self._settings)
+            refuse_unsupported(broker.client)
+            broker.ping()
+            broker.client.close()
 
     def _prepare_database(self) -> None:
         """The schema made, and the ring of keys held against what is stored: here it is one line, not a dead child."""
@@ -284,7 +288,7 @@ class Station:
         """Whether the consumers of jobs have said hello, so that what is asked for now is done at once."""
         broker = RedisBroker.from_settings(self._settings)
         try:
-            present = {worker.pid for worker in PresenceReader(broker.client).read()}
+            present = {worker.pid for worker in PresenceReader(broker.window).read()}
         except BrokerUnavailable:
             return False
         finally:

@@ -18,7 +18,7 @@ from aijobs.monitor.keyset import DEFAULT_LIMIT, Cursors, Page
 from aijobs.monitor.outbox import OutboxReads
 from aijobs.monitor.passes import read_passes
 from aijobs.monitor.providers import ProviderReads
-from aijobs.monitor.queues import QueueDepths, QueueReads
+from aijobs.monitor.queues import QueueReads
 from aijobs.monitor.usage import find_groups, find_total
 from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.monitor.views import (
@@ -38,7 +38,8 @@ from aijobs.monitor.views import (
     Workers,
 )
 from aijobs.monitor.waits import find_wait, was_postponed
-from aijobs.monitor.workers import PresenceSource, WorkerReads
+from aijobs.monitor.workers import BrokerLooks, PresenceSource, WorkerReads
+from aijobs.queues.state import BrokerState
 from aijobs.settings import Settings
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -58,7 +59,7 @@ class Monitor:
         database: Database,
         clock: Clock,
         registry: JobDefinitionRegistry,
-        broker: QueueDepths,
+        broker: BrokerLooks,
         presence: PresenceSource,
         providers: ProviderReads,
     ) -> None:
@@ -69,8 +70,8 @@ class Monitor:
         self._outbox = OutboxReads(clock, cursors)
         late_after_s = 2 * settings.heartbeat_s
         self._queues = QueueReads(clock, broker, presence, late_after_s)
-        self._providers = providers
-        self._workers = WorkerReads(presence, late_after_s)
+        self._providers, self._broker = providers, broker
+        self._workers = WorkerReads(broker, presence, late_after_s)
 
     # --- a user's own jobs -------------------------------------------------------------------------------------
 
@@ -193,6 +194,10 @@ class Monitor:
         """The duties of the maintenance consumers, and how each last went."""
         with self._database.read() as session:
             return read_passes(session, self._clock, PASSES)
+
+    def broker(self) -> BrokerState:
+        """Whether the broker answers and takes messages."""
+        return self._broker.look()
 
     def providers(self) -> Providers:
         """All AI providers: breakers, calls under way, and what today's calls came to."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import Database
 from aijobs.errors import JobError
+from aijobs.forks import new_lock
 from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers
 
@@ -61,7 +61,7 @@ class ProviderReads:
     ) -> None:
         self.breaker, self.slots = breaker, slots
         self._clock, self._catalogue, self._router, self._monotonic = clock, catalogue, router, monotonic
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._day: _Day | None = None
         self._until, self._asking = 0.0, False
 

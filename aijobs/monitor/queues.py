@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -17,16 +17,8 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.views import Count, QueuePaused, QueueStatus
-from aijobs.monitor.workers import PresenceSource, is_late
+from aijobs.monitor.workers import BrokerLooks, PresenceSource, is_late
 from aijobs.outbox.models import QueuePause
-
-
-class QueueDepths(Protocol):
-    """What is asked of the broker."""
-
-    def pending_count(self, queue_name: str) -> int:
-        """Messages that wait in a queue; `BrokerUnavailable`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,7 @@ class QueueReads:
     """The database is asked in two statements; the broker's part is None while it is away."""
 
     clock: Clock
-    broker: QueueDepths
+    broker: BrokerLooks
     presence: PresenceSource
     late_after_s: float
 
@@ -48,6 +40,7 @@ class QueueReads:
         for name in QUEUES:
             columns += _measures(name)
         now, *measured = session.execute(select(*columns)).one()
+        broker = self.broker.look()
         workers = self._count_workers()
         found = []
         for place, name in enumerate(QUEUES):
@@ -55,7 +48,9 @@ class QueueReads:
             found.append(
                 QueueStatus(
                     queue_name=name,
-                    broker_depth=self._depth(name),
+                    broker=broker.of(name).state,
+                    broker_cause=broker.of(name).cause,
+                    broker_depth=broker.of(name).depth,
                     queued=Count(queued),
                     retrying=Count(retrying),
                     active=Count(active),
@@ -66,12 +61,6 @@ class QueueReads:
                 )
             )
         return found
-
-    def _depth(self, queue_name: str) -> int | None:
-        try:
-            return self.broker.pending_count(queue_name)
-        except BrokerUnavailable:
-            return None
 
     def _count_workers(self) -> Counter[str] | None:
         """By queue, without those of whom nothing was heard: they may have been killed."""

@@ -28,6 +28,7 @@ from aijobs.definitions.definition import QUEUES
 from aijobs.jobs.models import EVENT_TYPES
 from aijobs.jobs.status import FINAL, LIFECYCLE_STATUSES, PHASES
 from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.queues.state import BROKER_STATES, OK
 from aijobs.screening.sensitive import FINDERS
 
 CAP = 10_001
@@ -75,6 +76,7 @@ WAIT_REASONS = (
     "providers_busy",
     "not_due",
     "broker_away",
+    "broker_refuses",
     "no_worker",
     "not_sent",
     "in_line",
@@ -382,6 +384,8 @@ class Wait(Answer):
     """When it is asked for again, where that is told by the job itself and lies ahead."""
     breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=not_)] = ()
     """With `breaker_open`: those that keep its calls back, in the order of its routes."""
+    cause: Maybe[str] = None
+    """With `broker_away` and `broker_refuses`: what is wrong with the broker, in English."""
     explanation: str = ""
     """In the reader's language, which the web knows."""
 
@@ -439,6 +443,9 @@ class QueueStatus(Answer):
     """One queue. What only the broker knows is None while it can't be reached."""
 
     queue_name: str
+    broker: Annotated[str, one_of(BROKER_STATES)]
+    """Whether the broker takes its messages."""
+    broker_cause: Maybe[str]
     broker_depth: Natural | None
     queued: CappedCount
     """Jobs that wait for their first attempt, by the database."""
@@ -485,8 +492,11 @@ class HeldJob(Answer):
 
 @dataclass(frozen=True)
 class WorkerRow(Answer):
-    """One worker process. `state`: late (its heartbeat is overdue), lost (it holds jobs and has none), unknown (the
-    broker, which has the heartbeats, is away)."""
+    """One worker process.
+
+    `state`: stalled (it takes no message though some wait), late (its heartbeat is overdue), lost (it holds jobs and has
+    no heartbeat), unknown (the broker, which has the heartbeats, is away).
+    """
 
     schema_name = "Worker"
 
@@ -496,7 +506,7 @@ class WorkerRow(Answer):
     pid: Maybe[Natural]
     started_at: Maybe[Annotated[str, WithJsonSchema(TIME)]]
     """As its heartbeat says."""
-    state: Annotated[str, one_of(("live", "late", "lost", "unknown"))]
+    state: Annotated[str, one_of(("live", "stalled", "late", "lost", "unknown"))]
     age_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="heartbeatAgeMs")]
     """Since its last heartbeat."""
     active_job_count: Natural
@@ -508,6 +518,8 @@ class WorkerRow(Answer):
     """How many jobs it runs at once, by its heartbeat."""
     policy_slots: Maybe[Natural]
     """How many its queue's policy gives to a process; None for a queue without jobs."""
+    popped_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="lastPopAgeMs")] = None
+    """Since it last took a message; None if it took none, or doesn't tell."""
 
 
 @dataclass(frozen=True)
@@ -518,6 +530,9 @@ class Workers(Answer):
 
     broker_away: bool
     workers: tuple[WorkerRow, ...]
+    broker: Annotated[str, one_of(BROKER_STATES)] = OK
+    """If it takes no writes, workers can't write their heartbeats either."""
+    broker_cause: Maybe[str] = None
 
 
 @dataclass(frozen=True)

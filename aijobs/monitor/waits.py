@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from aijobs.ai.calling.breaker import BreakerState
 from aijobs.monitor.views import JobDetail, OutboxRow, QueueStatus, Wait
 from aijobs.outbox.models import ENQUEUE, PUBLISHED
+from aijobs.queues.state import AWAY, OK
 
 
 def enqueue_event(detail: JobDetail) -> OutboxRow | None:
@@ -55,13 +56,13 @@ def find_wait(
         return Wait("breaker_open", until, tuple(breakers)) if breakers else Wait("providers_busy", until)
     if until is not None:
         return Wait("not_due", until)
+    if queue is not None and queue.broker != OK:
+        return Wait("broker_away" if queue.broker == AWAY else "broker_refuses", cause=queue.broker_cause)
     return Wait(_delivery(detail, queue))
 
 
 def _delivery(detail: JobDetail, queue: QueueStatus | None) -> str:
     """How far the message of a job that is due has come."""
-    if queue is not None and queue.broker_depth is None:
-        return "broker_away"
     if queue is not None and queue.workers == 0:
         return "no_worker"
     event = enqueue_event(detail)

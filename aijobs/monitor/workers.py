@@ -17,8 +17,12 @@ from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import RUNNING
 from aijobs.monitor.views import HeldJob, WorkerRow, Workers
+from aijobs.queues.state import BrokerState
 
 MOST_HELD = 1000
+STALLED_S = 30.0
+"""A worker without a job asks its queue for a message each second. One whose queue didn't answer for so long, by its
+heartbeat, takes nothing."""
 
 
 class Heartbeat(Protocol):
@@ -42,6 +46,10 @@ class Heartbeat(Protocol):
     def slots(self) -> int | None: ...
     @property
     def age_s(self) -> float: ...
+    @property
+    def asked_s(self) -> float | None: ...
+    @property
+    def popped_s(self) -> float | None: ...
 
 
 class PresenceSource(Protocol):
@@ -57,28 +65,40 @@ def is_late(beat: Heartbeat, after_s: float) -> bool:
     return beat.age_s > after_s
 
 
+class BrokerLooks(Protocol):
+    """What is asked of the broker."""
+
+    def look(self) -> BrokerState:
+        """Whether the broker answers and takes messages, and how many wait. Never raises, never waits long."""
+        ...
+
+
 @dataclass(frozen=True)
 class WorkerReads:
     """Heartbeats beside what the database says is held, in one statement."""
 
+    broker: BrokerLooks
     presence: PresenceSource
     late_after_s: float
 
     def read(self, session: Session) -> Workers:
         """All workers: the ones that beat, and those that hold jobs and don't."""
         held = _find_held(session)
+        broker = self.broker.look()
         try:
             beats = list(self.presence.read())
         except BrokerUnavailable:
-            return Workers(True, tuple(_silent(each, jobs, "unknown") for each, jobs in sorted(held.items())))
-        rows = [self._alive(beat, held.pop(beat.instance_id, [])) for beat in beats]
+            unknown = tuple(_silent(each, jobs, "unknown") for each, jobs in sorted(held.items()))
+            return Workers(True, unknown, broker.state, broker.cause)
+        rows = [self._alive(beat, held.pop(beat.instance_id, []), broker) for beat in beats]
         rows.sort(key=lambda row: (row.queue_name, row.host, row.instance_id))
         lost = [_silent(each, jobs, "lost") for each, jobs in sorted(held.items())]
-        return Workers(False, (*rows, *lost))
+        return Workers(False, (*rows, *lost), broker.state, broker.cause)
 
-    def _alive(self, beat: Heartbeat, held: Sequence[HeldJob]) -> WorkerRow:
+    def _alive(self, beat: Heartbeat, held: Sequence[HeldJob], broker: BrokerState) -> WorkerRow:
         """A late one's last word is no news: it may have been killed since, and its jobs taken over."""
         late = is_late(beat, self.late_after_s)
+        stalled = _takes_nothing(beat) and bool(broker.of(beat.queue).depth)
         active = [job.id for job in held] if late else beat.active_job_ids
         return WorkerRow(
             instance_id=beat.instance_id,
@@ -86,14 +106,20 @@ class WorkerReads:
             host=beat.host,
             pid=beat.pid,
             started_at=iso(beat.started_at),
-            state="late" if late else "live",
+            state="late" if late else "stalled" if stalled else "live",
             age_s=beat.age_s,
             active_job_count=len(active) if late else beat.active_job_count,
             active_job_ids=tuple(active),
             holds=tuple(held),
             slots=beat.slots,
             policy_slots=_policy_slots(beat.queue),
+            popped_s=beat.popped_s,
         )
+
+
+def _takes_nothing(beat: Heartbeat) -> bool:
+    """Whether a worker without a job has had no answer of its queue for long: it waits a second for each."""
+    return not beat.active_job_count and beat.asked_s is not None and beat.asked_s - beat.age_s > STALLED_S
 
 
 def _policy_slots(queue_name: str) -> int | None:

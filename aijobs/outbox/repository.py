@@ -174,16 +174,21 @@ class OutboxRepository:
 
     # --- claiming ----------------------------------------------------------------------------------------------
 
-    def find_dispatchable(self, session: Session, limit: int, *, tried: bool, skip: int = 0) -> list[str]:
-        """Ids of due pending events, oldest first, without the first `skip`; `tried` ones have used up an attempt, the
-        others none.
+    def find_dispatchable(
+        self, session: Session, limit: int, *, tried: bool, skip: int = 0, without: Collection[str] = ()
+    ) -> list[str]:
+        """Ids of due pending events, oldest first, without the first `skip` and those of the queues `without`; `tried`
+        ones have used up an attempt, the others none.
 
         Chosen by state alone and never by the last id seen, as transactions commit out of order. Enqueue events of
         a paused queue stay where they are.
         """
+        wanted = [OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0]
+        if without:
+            wanted.append(or_(OutboxEvent.queue_name.is_(None), OutboxEvent.queue_name.not_in(without)))
         found = session.execute(
             select(OutboxEvent.id)
-            .where(*self._due, _NOT_PAUSED, OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0)
+            .where(*self._due, _NOT_PAUSED, *wanted)
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
             .limit(limit)
             .offset(skip)

@@ -2,7 +2,9 @@
 
 message       what a worker is told
 codec         its bytes: signed JSON, the same each time
-connection    timeouts, what counts as trouble, the rights that a Redis user needs
+connection    timeouts, and the rights that a Redis user needs
+trouble       what an error of Redis means
+state, look   whether Redis answers and takes messages
 broker        send once, look for, take back
 hueys         a queue as Huey sees it
 consumer      the process that serves one: polite, quiet, able to give up

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import redis
 
 from aijobs.definitions.definition import MAINTENANCE_QUEUE, QUEUES
+from aijobs.errors import BrokerUnavailable
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.codec import BadMessage, encode_member
-from aijobs.queues.connection import HINT_TIMEOUT_S, connect, unavailable
+from aijobs.queues.connection import HINT_TIMEOUT_S, SHORT_TIMEOUT_S, ImpatientClient, connect, unavailable
+from aijobs.queues.look import look_at
 from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.state import BrokerState
 from aijobs.settings import KeyRing, Settings
 
 CHUNK = 500
@@ -53,18 +56,23 @@ def cancel_key(job_id: str) -> str:
 class RedisBroker:
     """The queues in Redis or Valkey. One per process; its methods may be called from any thread."""
 
-    def __init__(self, client: redis.Redis, hint_client: redis.Redis, keys: KeyRing) -> None:
-        self.client = client
-        self._hints, self._keys = hint_client, keys
+    def __init__(self, client: redis.Redis, hints: ImpatientClient, window: ImpatientClient, keys: KeyRing) -> None:
+        """`window` is for what people and provider calls wait for, `hints` for courtesies."""
+        self.client, self.window = client, window
+        self._hints, self._keys = hints, keys
         self._hint_outage = Outage(logger, "broker.hints")
-        self._hints_again_at = 0.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RedisBroker:
         """The broker that the settings name; nothing is connected yet. `SettingsError` where they name
         none."""
-        url = settings.broker_url()
-        return cls(connect(url), connect(url, timeout_s=HINT_TIMEOUT_S), settings.message_keys)
+        return cls.at(settings.broker_url(), settings.message_keys)
+
+    @classmethod
+    def at(cls, url: str, keys: KeyRing) -> RedisBroker:
+        """The broker at an address; nothing is connected yet. `SettingsError` for one that can't be read."""
+        hints = ImpatientClient(connect(url, timeout_s=HINT_TIMEOUT_S), HINT_PAUSE_S)
+        return cls(connect(url), hints, ImpatientClient(connect(url, timeout_s=SHORT_TIMEOUT_S)), keys)
 
     def send(self, messages: Sequence[OutgoingMessage]) -> dict[str, Exception]:
         """Add each message that isn't queued yet, in one round trip; sending again is harmless.
@@ -102,7 +110,8 @@ class RedisBroker:
         """Take a queued message out; whether it was there. Never raises: removing is a courtesy, and
         whoever pops the message of a job that is final drops it."""
         members, _ = self._encode([message])
-        return any(self._hint(self._hints.zrem, queue_key(message.queue_name), member) for _, member in members)
+        key = queue_key(message.queue_name)
+        return any(self._hint(partial(_remove, key, member)) for _, member in members)
 
     def pending_count(self, queue_name: str) -> int:
         """How many messages wait in a queue. `BrokerUnavailable`."""
@@ -110,7 +119,7 @@ class RedisBroker:
 
     def hint_cancel(self, job_id: str) -> None:
         """Leave workers the hint that this job's cancel was requested. Never raises: the database decides."""
-        self._hint(self._hints.set, cancel_key(job_id), b"1", ex=CANCEL_TTL_S)
+        self._hint(lambda client: client.set(cancel_key(job_id), b"1", ex=CANCEL_TTL_S))
 
     def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
         """Which of these jobs have such a hint; none while the broker is away. Never raises, never waits
@@ -118,8 +127,13 @@ class RedisBroker:
         ids = list(job_ids)
         if not ids:
             return set()
-        found = self._hint(self._hints.mget, [cancel_key(job_id) for job_id in ids])
+        found = self._hint(lambda client: client.mget([cancel_key(job_id) for job_id in ids]))
         return {job_id for job_id, hint in zip(ids, found or (), strict=False) if hint is not None}
+
+    def look(self) -> BrokerState:
+        """Whether the broker answers and takes messages, and what waits in the job queues. Never raises, never waits
+        long."""
+        return look_at(self.window, {name: queue_key(name) for name in QUEUES})
 
     def ping(self) -> None:
         """`BrokerUnavailable` unless the broker answers."""
@@ -143,19 +157,19 @@ class RedisBroker:
         except redis.RedisError as error:
             raise unavailable(self.client, error) from error
 
-    def _hint(self, command: Any, *args: Any, **kwargs: Any) -> Any:
-        """The command's answer, or None while the broker is away, and for a while after that."""
-        if time.monotonic() < self._hints_again_at:
-            return None
+    def _hint(self, question: Callable[[redis.Redis], Any]) -> Any:
+        """The answer, or None while the broker is away, and for a while after that."""
         try:
-            answer = command(*args, **kwargs)
-        except redis.RedisError as error:
-            self._hints_again_at = time.monotonic() + HINT_PAUSE_S
-            unavailable(self._hints, error)
+            answer = self._hints.ask(question)
+        except BrokerUnavailable as error:
             self._hint_outage.failed(error)
             return None
         self._hint_outage.worked()
         return answer
+
+
+def _remove(key: str, member: bytes, client: redis.Redis) -> Any:
+    return client.zrem(key, member)
 
 
 def _chunks(entries: Iterable[Any]) -> Iterator[list[Any]]:

@@ -10,6 +10,7 @@ from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId, new_id
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.shared_texts import SharedTexts
+from aijobs.reading import warn_unreadable
 
 logger = get_logger(__name__)
 
@@ -68,13 +69,17 @@ class RedisCallSlots:
 
     def _is_free(self, text: str | None) -> bool:
         """Nobody holds it, or a process of which this one can see that it is gone. Its own pid is never judged."""
-        holder = InstanceId.parse(text) if text is not None else None
+        if text is None:
+            return True
+        holder = InstanceId.parse(text)
         if holder is None:
-            return text is None
+            warn_unreadable("call slot")
+            return True
         return holder.pid != self._instance.pid and holder.is_dead_beside(self._instance)
 
     def _put(self, key: str, seen: str | None, holder: str, keep: timedelta) -> bool:
-        return self._texts.add(key, holder, keep) if seen is None else self._texts.swap(key, seen, holder, keep)
+        # A value of another kind reads as none, and keeps `add` from working.
+        return (seen is None and self._texts.add(key, holder, keep)) or self._texts.swap(key, seen, holder, keep)
 
     def _read(self, provider: str, limit: int) -> list[str | None]:
         texts = self._texts.read([slot_key(provider, number) for number in range(limit)])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -9,6 +14,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.forks import leave_behind, renew_in_child
+from aijobs.queues.state import AWAY
+from aijobs.queues.trouble import explain
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 0.5
 SOCKET_TIMEOUT_S = 1.5
@@ -24,6 +34,13 @@ ACL_RULES = (
     "+set +get +mget +del +pttl +scan +ping +info +select +time +watch +unwatch +multi +exec"
 )
 """What a Redis user of ours needs and all it needs: `ACL SETUSER aijobs on >PASSWORD` and these rules."""
+
+
+SHORT_TIMEOUT_S = 0.5
+"""For pages, breakers and call slots."""
+PAUSE_S = 3.0
+"""How long an `ImpatientClient` asks nothing after the broker didn't answer."""
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
@@ -45,12 +62,44 @@ def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
             driver_info=None,
             decode_responses=False,
         )
-    except ValueError:
-        scheme = urlsplit(url).scheme or "no scheme"
-        raise SettingsError(
-            f"AIJOBS_REDIS_URL can't be read ({scheme}): write redis://, rediss:// or unix://"
-        ) from None
-    return redis.Redis(connection_pool=pool)
+        pool.connection_class(**pool.connection_kwargs)  # Refuses options that it doesn't know, and opens nothing.
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise SettingsError(f"AIJOBS_REDIS_URL can't be read: {_why_unreadable(url, error)}") from None
+    for name in _FILES:
+        path = pool.connection_kwargs.get(name)
+        if path and not Path(path).exists():
+            raise SettingsError(f"AIJOBS_REDIS_URL: {name} names {path}, which isn't there")
+    client = redis.Redis(connection_pool=pool)
+    renew_in_child(client, _empty_pool)
+    return client
+
+
+def _why_unreadable(url: str, error: Exception) -> str:
+    """One line without the address, which may hold a password."""
+    scheme = urlsplit(url).scheme
+    if "sentinel" in scheme:
+        return "Sentinel isn't supported; write the address of the Redis server that it watches"
+    if "cluster" in scheme:
+        return "a Redis cluster isn't supported; write the address of one Redis server"
+    if scheme not in ("redis", "rediss", "unix"):
+        return f"write redis://, rediss:// or unix:// (not {scheme or 'no scheme'})"
+    if "," in urlsplit(url).netloc.rpartition("@")[2]:
+        return "it names several servers; write the address of one"
+    option = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if option is None:
+        return "a port, database or option in it has no value that fits"
+    needs_tls = option[1].startswith("ssl_") and scheme == "redis"
+    return f"{option[1]} needs rediss://" if needs_tls else f"{option[1]} is no option"
+
+
+def _empty_pool(client: redis.Redis) -> None:
+    """Give the child of a fork a pool of its own.
+
+    redis-py drops inherited connections itself, but may wait for a lock that a thread of the parent held.
+    """
+    inherited = client.connection_pool
+    leave_behind(inherited)
+    client.connection_pool = redis.ConnectionPool(inherited.connection_class, **inherited.connection_kwargs)
 
 
 def unavailable(client: redis.Redis, error: redis.RedisError) -> BrokerUnavailable:
@@ -61,5 +110,30 @@ def unavailable(client: redis.Redis, error: redis.RedisError) -> BrokerUnavailab
     the same message goes through. Idle connections are dropped, so that the next try meets whoever the
     address means by then.
     """
-    client.connection_pool.disconnect(inuse_connections=False)
-    return BrokerUnavailable(f"broker: {type(error).__name__}")
+    pool = client.connection_pool
+    pool.disconnect(inuse_connections=False)
+    return explain(error, tls=issubclass(pool.connection_class, redis.SSLConnection))
+
+
+class ImpatientClient:
+    """Asks the broker with a short timeout; if it doesn't answer, asks nothing for some seconds. Thread-safe.
+
+    For what people and provider calls wait for: a page waits once for a frozen broker, not once for each question.
+    """
+
+    def __init__(self, client: redis.Redis, pause_s: float = PAUSE_S) -> None:
+        self._client, self._pause_s = client, pause_s
+        self._again_at = 0.0
+        self._last: BrokerUnavailable | None = None
+
+    def ask(self, question: Callable[[redis.Redis], T]) -> T:
+        """What `question` answers. `BrokerUnavailable`, with the last cause during the pause."""
+        if self._last is not None and time.monotonic() < self._again_at:
+            raise BrokerUnavailable(str(self._last), self._last.state)
+        try:
+            return question(self._client)
+        except redis.RedisError as error:
+            trouble = unavailable(self._client, error)
+            if trouble.state == AWAY:
+                self._last, self._again_at = trouble, time.monotonic() + self._pause_s
+            raise trouble from error

@@ -17,6 +17,7 @@ from aijobs.logs import configure, fault, get_logger, where
 from aijobs.queues.beat import BeatScheduler, QuietScheduler
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
+from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.message import PUT_BACK
 from aijobs.settings import Settings
 
@@ -29,11 +30,13 @@ logger = get_logger(__name__)
 
 
 def check_broker(settings: Settings) -> None:
-    """`SettingsError` if the broker's address can't be read, or the broker is the embedded one and nobody
-    listens: then nobody will. A broker that was configured may be away for a while, and is waited for."""
+    """`SettingsError` if the broker's address can't be read or leads to a cluster or a Sentinel, or the broker
+    is the embedded one and nobody listens: then nobody will. A broker that was configured may be away for a
+    while, and is waited for."""
     client = connect(settings.broker_url())
     try:
         if settings.redis_url:
+            refuse_unsupported(client)
             _warn_of_eviction(client)
         else:
             client.ping()
@@ -74,8 +77,7 @@ class JobWorker(Worker):
         try:
             task = self.huey.dequeue()
         except redis.RedisError as error:
-            unavailable(self.huey.storage.conn, error)
-            self.huey.outage.failed(error)
+            self.huey.outage.failed(unavailable(self.huey.storage.conn, error))
             self.sleep()
             return
         self.huey.outage.worked()
@@ -100,7 +102,7 @@ class JobWorker(Worker):
         try:
             self.huey.storage.put_back()
         except redis.RedisError as error:
-            self.huey.outage.failed(error)
+            self.huey.outage.failed(unavailable(self.huey.storage.conn, error))
 
 
 class AiJobsConsumer(Consumer):
@@ -111,6 +113,7 @@ class AiJobsConsumer(Consumer):
     def __init__(self, huey: Any, crew: Crew, **options: Any) -> None:
         self.scheduler_class = BeatScheduler if crew.passes else QuietScheduler
         self._crew = crew
+        self._pid = os.getpid()
         self._abandoning = threading.Event()
         super().__init__(huey, **options)
         self._signal_actions.update({signal.SIGTERM: (False, True), signal.SIGINT: (False, True)})
@@ -179,7 +182,14 @@ class AiJobsConsumer(Consumer):
             )
 
     def _handle_signal(self, signum: int, frame: Any) -> None:
-        """The first signal counts; Huey would take a second one as leave to interrupt."""
+        """The first signal counts; Huey would take a second one as leave to interrupt.
+
+        A child that a job's code forked inherits this handler, and ends as any process does.
+        """
+        if os.getpid() != self._pid:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
         if self._signum is None:
             self._signum: int | None = signum
             self._restart, self._graceful = self._signal_actions[signum]

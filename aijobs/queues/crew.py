@@ -12,6 +12,10 @@ def _nothing(grace_s: float = 0.0) -> None:
     """What a crew without threads of its own does at start and end."""
 
 
+def _unnoted(popped: bool) -> None:
+    """What a crew without a heartbeat does when the queue answers."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """A periodic duty: what `run` does is harmless at any time, any number at once."""
@@ -29,6 +33,8 @@ class Crew:
     """Does a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the
     maintenance queue."""
     passes: Sequence[Pass] = ()
+    asked: Callable[[bool], None] = _unnoted
+    """Called each time the queue answered a worker that asked for a message, with whether there was one."""
     start: Callable[[], None] = _nothing
     """Called before the first message is taken; what it raises ends the process."""
     catch_up: Sequence[Callable[[], object]] = ()

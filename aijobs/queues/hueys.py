@@ -17,7 +17,7 @@ from huey.storage import PriorityRedisStorage
 
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import AijobsError
-from aijobs.logs import Outage, fault, get_logger, where
+from aijobs.logs import Outage, Sparing, fault, get_logger, where
 from aijobs.queues.beat import Every
 from aijobs.queues.broker import huey_name
 from aijobs.queues.codec import TASK, BadMessage, arguments, decode, event_id_of, read_arguments
@@ -96,6 +96,7 @@ class AiJobsHuey(PriorityRedisHuey):
         """How many messages this process works on at once: the queue's policy, or `-w` once its consumer is made."""
         self.crew: Crew | None = None
         self.outage = Outage(logger, "broker")
+        self._refusals = Sparing()
         self._build_crew, self._load_settings = build_crew, load_settings
         self._abandon: Callable[[], None] | None = None
         self._periods: dict[str, float] = {}
@@ -170,13 +171,18 @@ class AiJobsHuey(PriorityRedisHuey):
         """The next task, or None if there is none for now or what came was no message of ours.
         `RedisError`."""
         data = self.storage.dequeue()
+        if self.crew is not None:
+            self.crew.asked(data is not None)
         if data is None:
             return None
         try:
             return self.deserialize_task(data)
         except (BadMessage, HueyException) as error:
             # Raising would put the worker to sleep. The job, if there is one, is found again by the re-drive.
-            logger.error("message.refused", queueName=self.queue_name, reason=str(error), bytes=len(data))
+            reason = str(error)
+            if (held_back := self._refusals.may_say(reason)) is not None:
+                told = {"reason": reason, "bytes": len(data), "alsoRefused": held_back}
+                logger.error("message.refused", queueName=self.queue_name, **told)
             return None
 
     def execute(self, task: Any, timestamp: Any = None) -> object:

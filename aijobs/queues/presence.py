@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import redis
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic.alias_generators import to_camel
 
-from aijobs.clock import iso, parse_iso, utc_now
+from aijobs.clock import iso, utc_now
 from aijobs.ids import InstanceId
 from aijobs.logs import Outage, get_logger
-from aijobs.queues.connection import unavailable
+from aijobs.queues.connection import ImpatientClient, unavailable
+from aijobs.reading import read_json, warn_unreadable
 
 HEARTBEAT_PREFIX = "worker:heartbeat:"
 TTL_S = 90
@@ -21,6 +26,11 @@ BEAT_S = 15.0
 GATHER_S = 0.2
 """Starts and ends that come within so long are told at once: of quick jobs each would otherwise cost two writes."""
 SCAN_COUNT = 500
+
+MOST_JOBS = 10_000
+"""Of one process at once; a heartbeat with more isn't ours."""
+_Name = Annotated[str, Field(max_length=300)]
+_Milliseconds = Annotated[int, Field(ge=0, le=10**12)] | None
 
 logger = get_logger(__name__)
 
@@ -37,14 +47,17 @@ class Presence:
         *,
         slots: int | None = None,
         beat_s: float = BEAT_S,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`slots`: how many jobs this process runs at once; None for one that runs none."""
         self._client, self._instance, self._queue_name, self._beat_s = client, instance, queue_name, beat_s
-        self._slots = slots
+        self._slots, self._monotonic = slots, monotonic
         self._key = f"{HEARTBEAT_PREFIX}{instance}"
         self._started_at = iso(utc_now())
         self._guard = threading.Lock()
         self._active: list[str] = []
+        self._popped_at: float | None = None
+        self._asked_at = monotonic()
         self._changed = threading.Event()
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
@@ -63,10 +76,17 @@ class Presence:
 
     def finished(self, job_id: str) -> None:
         """A job has ended here, or was given back."""
+        self._asked_at = self._monotonic()  # Until now its thread had no time to ask.
         with self._guard:
             if job_id in self._active:
                 self._active.remove(job_id)
         self._changed.set()
+
+    def asked(self, popped: bool) -> None:
+        """The queue answered a worker that asked for a message; `popped`: with one."""
+        self._asked_at = self._monotonic()
+        if popped:
+            self._popped_at = self._asked_at
 
     def beat(self) -> None:
         """Write the heartbeat now."""
@@ -90,6 +110,7 @@ class Presence:
     def _card(self) -> str:
         with self._guard:
             active = list(self._active)
+        now, popped_at = self._monotonic(), self._popped_at
         return json.dumps(
             {
                 "instanceId": str(self._instance),
@@ -100,6 +121,8 @@ class Presence:
                 "slots": self._slots,
                 "activeJobCount": len(active),
                 "activeJobIds": active,
+                "lastAskedMs": _ms(now - self._asked_at),
+                "lastPopMs": None if popped_at is None else _ms(now - popped_at),
             }
         )
 
@@ -107,8 +130,7 @@ class Presence:
         try:
             command(*args, **kwargs)
         except redis.RedisError as error:
-            unavailable(self._client, error)
-            self._outage.failed(error)
+            self._outage.failed(unavailable(self._client, error))
         else:
             self._outage.worked()
 
@@ -128,49 +150,86 @@ class WorkerPresence:
     """How many jobs it runs at once; None for one that runs none, or doesn't say."""
     age_s: float
     """Since that heartbeat, by Redis's clock: a worker's wrong clock changes nothing."""
+    asked_s: float | None = None
+    """Since its queue last answered it, or a job ended; None if it doesn't tell."""
+    popped_s: float | None = None
+    """Since it last took a message; None if it took none."""
 
 
 class PresenceReader:
     """Reads who is at work. An entry goes 90 s after its process's last sign of life."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: ImpatientClient) -> None:
         self._client = client
 
     def read(self) -> list[WorkerPresence]:
         """All workers, by queue, host and pid. `BrokerUnavailable`."""
-        try:
-            keys = sorted(set(self._client.scan_iter(match=f"{HEARTBEAT_PREFIX}*", count=SCAN_COUNT)))
-            pipeline = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipeline.get(key)
-                pipeline.pttl(key)
-            answers = pipeline.execute() if keys else []
-        except redis.RedisError as error:
-            raise unavailable(self._client, error) from error
+        answers = self._client.ask(_read_all)
         found = [_read(card, ttl_ms) for card, ttl_ms in zip(answers[::2], answers[1::2], strict=True)]
         return sorted((p for p in found if p is not None), key=lambda p: (p.queue, p.host, p.pid))
 
 
-def _read(card: bytes | None, ttl_ms: int) -> WorkerPresence | None:
-    """None for an entry that went between two reads, and for one that nobody of ours wrote."""
-    if card is None or ttl_ms < 0:
-        return None
-    try:
-        fields = json.loads(card)
-        return WorkerPresence(
-            instance_id=str(fields["instanceId"]),
-            queue=str(fields["queue"]),
-            host=str(fields["host"]),
-            pid=int(fields["pid"]),
-            started_at=parse_iso(fields["startedAt"]),
-            active_job_count=int(fields["activeJobCount"]),
-            active_job_ids=tuple(str(job_id) for job_id in fields["activeJobIds"]),
-            slots=_slots(fields.get("slots")),
-            age_s=max(0.0, TTL_S - ttl_ms / 1000),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
+class _Card(BaseModel):
+    """A heartbeat as it is stored."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    instance_id: _Name
+    queue: _Name
+    host: _Name
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    started_at: Annotated[
+        AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(9000, 1, 1, tzinfo=UTC))
+    ]
+    active_job_count: Annotated[int, Field(ge=0, le=MOST_JOBS)]
+    active_job_ids: Annotated[tuple[_Name, ...], Field(max_length=MOST_JOBS)]
+    slots: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
+    last_asked_ms: _Milliseconds = None
+    last_pop_ms: _Milliseconds = None
 
 
-def _slots(value: Any) -> int | None:
-    return value if type(value) is int and 0 < value < 1_000_000 else None
+_SHAPE = TypeAdapter(_Card)
+
+
+def _read_all(client: redis.Redis) -> list[Any]:
+    """Each heartbeat, and how long it lasts."""
+    keys = sorted(set(client.scan_iter(match=f"{HEARTBEAT_PREFIX}*", count=SCAN_COUNT)))
+    pipeline = client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.get(key)
+        pipeline.pttl(key)
+    answers: list[Any] = pipeline.execute(raise_on_error=False) if keys else []
+    for answer in answers:
+        if isinstance(answer, redis.RedisError) and "WRONGTYPE" not in str(answer):
+            raise answer
+    return answers
+
+
+def _read(card: Any, ttl_ms: Any) -> WorkerPresence | None:
+    """None for an entry that went between two reads, and for one that isn't ours."""
+    if card is None or ttl_ms == -2:
+        return None
+    if not isinstance(card, bytes) or not isinstance(ttl_ms, int) or ttl_ms < 0:
+        warn_unreadable("heartbeat")
+        return None
+    found = read_json("heartbeat", card, _SHAPE)
+    if found is None:
+        return None
+    age_s = max(0.0, TTL_S - ttl_ms / 1000)
+    return WorkerPresence(
+        instance_id=found.instance_id,
+        queue=found.queue,
+        host=found.host,
+        pid=found.pid,
+        started_at=found.started_at.astimezone(UTC),
+        active_job_count=found.active_job_count,
+        active_job_ids=found.active_job_ids,
+        slots=found.slots,
+        age_s=age_s,
+        asked_s=None if found.last_asked_ms is None else age_s + found.last_asked_ms / 1000,
+        popped_s=None if found.last_pop_ms is None else age_s + found.last_pop_ms / 1000,
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -5,63 +5,55 @@ Nothing of a job depends on them, so nobody waits long for them: after an error 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 
-from aijobs.errors import BrokerUnavailable
-from aijobs.queues.connection import connect, unavailable
+from aijobs.queues.connection import SHORT_TIMEOUT_S, ImpatientClient, connect
 from aijobs.settings import Settings
-
-T = TypeVar("T")
-
-TIMEOUT_S = 0.5
-PAUSE_S = 3.0
-"""After an error, for so long nothing is asked: each call of a provider would wait for the frozen Redis again."""
 
 
 class SharedTexts:
     """Texts by key, each with an end. Every method raises `BrokerUnavailable`."""
 
-    def __init__(self, client: redis.Redis, *, pause_s: float = PAUSE_S) -> None:
-        self._client, self._pause_s = client, pause_s
-        self._again_at = 0.0
+    def __init__(self, client: ImpatientClient) -> None:
+        self._ask = client.ask
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SharedTexts:
         """Those of the broker that the settings name; nothing is connected yet. `SettingsError`."""
-        return cls(connect(settings.broker_url(), timeout_s=TIMEOUT_S))
+        return cls(ImpatientClient(connect(settings.broker_url(), timeout_s=SHORT_TIMEOUT_S)))
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         """The text of each key."""
-        return [_text(value) for value in self._run(lambda: self._client.mget(keys))]
+        return [_text(value) for value in self._ask(lambda client: client.mget(keys))]
 
     def read_with_time(self, keys: Sequence[str]) -> tuple[int, list[str | None]]:
         """Redis's own time in milliseconds, and the text of each key."""
 
-        def ask() -> tuple[int, list[str | None]]:
-            pipeline = self._client.pipeline(transaction=False)
+        def ask(client: redis.Redis) -> tuple[int, list[str | None]]:
+            pipeline = client.pipeline(transaction=False)
             pipeline.time()
             pipeline.mget(keys)
             (seconds, micros), values = pipeline.execute()
             return seconds * 1000 + micros // 1000, [_text(value) for value in values]
 
-        return self._run(ask)
+        return self._ask(ask)
 
     def add(self, key: str, text: str, keep: timedelta) -> bool:
         """Write a text where there is none; whether there was none."""
-        return bool(self._run(lambda: self._client.set(key, text, nx=True, px=_px(keep))))
+        return bool(self._ask(lambda client: client.set(key, text, nx=True, px=_px(keep))))
 
     def swap(self, key: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
         """Write `new` (None: take the text away) where it is still `seen`; whether it was."""
 
-        def exchange() -> bool:
-            with self._client.pipeline() as pipeline:
+        def exchange(client: redis.Redis) -> bool:
+            with client.pipeline() as pipeline:
                 pipeline.watch(key)
-                if _text(pipeline.get(key)) != seen:
+                (value,) = pipeline.mget([key])  # Unlike GET, it reads a value of another kind as none.
+                if _text(value) != seen:
                     return False
                 pipeline.multi()
                 if new is None:
@@ -74,16 +66,7 @@ class SharedTexts:
                     return False
                 return True
 
-        return self._run(exchange)
-
-    def _run(self, ask: Callable[[], T]) -> T:
-        if time.monotonic() < self._again_at:
-            raise BrokerUnavailable("broker: not asked, as it failed a moment ago")
-        try:
-            return ask()
-        except redis.RedisError as error:
-            self._again_at = time.monotonic() + self._pause_s
-            raise unavailable(self._client, error) from error
+        return self._ask(exchange)
 
 
 def _text(value: Any) -> str | None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.queues.broker import huey_name, score
 from aijobs.queues.codec import PREFIX_BYTES, BadMessage, decode, encode_member
 from aijobs.queues.message import JobMessage, OutgoingMessage
+from aijobs.queues.state import AWAY, OK, REFUSED, TAKES_NO_WRITES, BrokerState, QueueState
 from aijobs.settings import KeyRing
 
 
 class MemoryBroker:
-    """Set `away` to have it fail as a broker out of reach does. `sent` counts the calls of `send`."""
+    """Set `away` to have it fail as a broker out of reach does, and `refuses` to the queues that it is to refuse.
+    `sent` counts the calls of `send`."""
+
+    window: Any = None
+    """Where heartbeats are read in Redis; here there are none."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -22,6 +29,7 @@ class MemoryBroker:
         self._queues: dict[str, dict[bytes, int]] = defaultdict(dict)
         self._hints: set[str] = set()
         self.away = False
+        self.refuses: set[str] = set()
         self.sent = 0
 
     def send(self, messages: Sequence[OutgoingMessage]) -> dict[str, Exception]:
@@ -35,15 +43,16 @@ class MemoryBroker:
                 except BadMessage as error:
                     failures[message.event_id] = error
                 else:
-                    self._reach()
+                    self._reach(message.queue_name)
                     self._queues[message.queue_name].setdefault(member, score(message.priority))
             return failures
 
     def find_missing(self, messages: Iterable[OutgoingMessage]) -> set[str]:
         """See `RedisBroker.find_missing`."""
         with self._guard:
-            self._reach()
-            return {message.event_id for message in messages if not self._holds(message)}
+            asked = list(messages)
+            self._reach(*(message.queue_name for message in asked))
+            return {message.event_id for message in asked if not self._holds(message)}
 
     def remove(self, message: OutgoingMessage) -> bool:
         """See `RedisBroker.remove`."""
@@ -56,7 +65,7 @@ class MemoryBroker:
     def pending_count(self, queue_name: str) -> int:
         """See `RedisBroker.pending_count`."""
         with self._guard:
-            self._reach()
+            self._reach(queue_name)
             huey_name(queue_name)
             return len(self._queues[queue_name])
 
@@ -71,6 +80,15 @@ class MemoryBroker:
         with self._guard:
             return set() if self.away else self._hints.intersection(job_ids)
 
+    def look(self) -> BrokerState:
+        """See `RedisBroker.look`."""
+        if self.away:
+            return BrokerState(AWAY, "away")
+        refused = {name: QueueState(TAKES_NO_WRITES, "refused") for name in self.refuses}
+        with self._guard:
+            queues = {name: refused.get(name) or QueueState(depth=len(self._queues[name])) for name in QUEUES}
+        return BrokerState(TAKES_NO_WRITES if refused else OK, "refused" if refused else None, queues)
+
     def ping(self) -> None:
         """See `RedisBroker.ping`."""
         self._reach()
@@ -78,7 +96,7 @@ class MemoryBroker:
     def take(self, queue_name: str) -> JobMessage | None:
         """Pop the next message as a worker would: best priority first, then in the order of their events."""
         with self._guard:
-            self._reach()
+            self._reach(queue_name)
             queue = self._queues[queue_name]
             if not queue:
                 return None
@@ -92,9 +110,11 @@ class MemoryBroker:
             self._queues.clear()
             self._hints.clear()
 
-    def _reach(self) -> None:
+    def _reach(self, *queue_names: str) -> None:
         if self.away:
-            raise BrokerUnavailable("broker: away")
+            raise BrokerUnavailable("away")
+        if self.refuses.intersection(queue_names):
+            raise BrokerUnavailable("refused", REFUSED)
 
     def _member(self, message: OutgoingMessage) -> bytes:
         huey_name(message.queue_name)

@@ -25,6 +25,7 @@ from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
 from aijobs.queues.message import HandOver, OutgoingMessage
+from aijobs.queues.state import REFUSED
 
 logger = get_logger(__name__)
 
@@ -37,7 +38,9 @@ that a process that stops waits for it."""
 
 
 class Broker(Protocol):
-    """What the passes need of the broker. `send` and `find_missing` raise `BrokerUnavailable` where it is away."""
+    """What the passes need of the broker. `send` and `find_missing` raise `BrokerUnavailable` if it is away, or if it
+    refuses a queue: callers ask for one queue at a time, to know which.
+    """
 
     def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
         """Add messages that are not there yet; what went wrong with single ones, by event id."""
@@ -73,12 +76,14 @@ class OutboxDispatcher:
         self._fresh_s, self._tried_s = fresh_s, tried_s
         self._outage = Outage(logger, "dispatcher.broker")
         self._backoff = Backoff()
+        self._queues: dict[str, _Queue] = {}
 
     def cycle(self) -> int:
         """Dispatch what is due until nothing is left, or for some seconds; how many events were handled.
 
         Fresh events go in batches. One that has used up an attempt goes alone, so that an event which kills its
-        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over.
+        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over; while it
+        refuses one queue, the events of that queue wait and the others are sent.
         """
         if not self._backoff.is_over:
             return 0
@@ -116,8 +121,9 @@ class OutboxDispatcher:
         until = time.monotonic() + seconds
         passed = 0
         while True:
+            refused = self._refused_queues()
             with self._database.read() as session:
-                ids = self._outbox.find_dispatchable(session, self._batch, tried=tried, skip=passed)
+                ids = self._outbox.find_dispatchable(session, self._batch, tried=tried, skip=passed, without=refused)
             if not ids:
                 return
             passed += len(ids)
@@ -128,19 +134,26 @@ class OutboxDispatcher:
                     yield count
                 if time.monotonic() >= until:
                     return
+                if self._refused_queues() != refused:  # The rest of the page may be of a queue that is refused.
+                    passed = 0
+                    break
+
+    def _refused_queues(self) -> list[str]:
+        return [name for name, queue in self._queues.items() if not queue.backoff.is_over]
 
     def _claim_and_deliver(self, event_ids: Sequence[str]) -> int:
-        """Those of the events that are still to be had; how many."""
+        """Those of the events that are still to be had, and whose queue isn't refused; how many."""
         holder = f"{self._instance_id}/{secrets.token_hex(8)}"
         events = self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
-        if events:
-            with self._database.read() as session:
-                ids = {event.aggregate_id for event in events}
-                jobs = {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
-            self._deliver(events, jobs, holder)
-        return len(events)
+        if not events:
+            return 0
+        with self._database.read() as session:
+            ids = {event.aggregate_id for event in events}
+            jobs = {job.id: job for job in session.execute(select(AiJob).where(AiJob.id.in_(ids))).scalars()}
+        return len(events) - self._deliver(events, jobs, holder)
 
-    def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
+    def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
+        """How many were given back, as the broker refuses their queue."""
         enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]
         unknown = [e for e in events if e.event_type not in (ENQUEUE, *END_EVENTS.values())]
         rest = [e for e in events if e not in enqueues and e not in unknown]
@@ -148,21 +161,41 @@ class OutboxDispatcher:
             self._set_aside(unknown, holder)
         if rest:
             self._publish(rest, holder, sent=False)
-        if enqueues:
-            self._send(enqueues, jobs, holder)
+        return self._send(enqueues, jobs, holder)
 
-    def _send(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
+    def _send(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
+        """Each queue's events in a sending of their own; how many were given back."""
+        waiting: dict[str, list[OutboxEvent]] = {}
+        for event in events:
+            waiting.setdefault(jobs[event.aggregate_id].queue_name, []).append(event)
+        given_back = 0
+        while waiting:
+            queue_name, of_queue = waiting.popitem()
+            try:
+                self._send_to(queue_name, of_queue, jobs, holder)
+            except BrokerUnavailable as error:
+                # Not the events' failure: the claim and its count are given back, and the queue or the cycle waits.
+                refused = error.state == REFUSED
+                ids = [e.id for each in ([of_queue] if refused else [of_queue, *waiting.values()]) for e in each]
+                self._give_back(ids, holder)
+                if not refused:
+                    raise
+                given_back += len(ids)
+                self._queues.setdefault(queue_name, _Queue(queue_name)).refused(error)
+        return given_back
+
+    def _give_back(self, event_ids: Sequence[str], holder: str) -> None:
+        self._database.write(lambda s: self._outbox.give_back(s, event_ids, holder, counted=False))
+
+    def _send_to(self, queue_name: str, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
         by_id = {event.id: event for event in events}
-        try:
-            failures = self._broker.send([outgoing(e, jobs[e.aggregate_id]) for e in events])
-        except BrokerUnavailable:
-            # Not the events' failure: the claim and its count are given back, and the cycle waits.
-            self._database.write(lambda s: self._outbox.give_back(s, list(by_id), holder, counted=False))
-            raise
+        failures = self._broker.send([outgoing(e, jobs[e.aggregate_id]) for e in events])
         sent = [event for event in events if event.id not in failures]
         if sent:
             self._outage.worked()
             self._backoff.reset()
+            if queue_name in self._queues:
+                self._queues.pop(queue_name).outage.worked()
             self._publish(sent, holder, sent=True)
         for event_id, error in failures.items():
             event = by_id[event_id]
@@ -265,24 +298,36 @@ class Backoff:
         self._wait_s = self._until = 0.0
 
 
+class _Queue:
+    """A queue that the broker refuses: when to try it again, and what is said meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        self.backoff = Backoff()
+        self.outage = Outage(logger, "dispatcher.broker", queueName=name)
+
+    def refused(self, error: BrokerUnavailable) -> None:
+        self.outage.failed(error)
+        self.backoff.lengthen()
+
+
 def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
     """A creator's own sending after its commit: it marks nothing and never raises.
 
     After an error the process sends nothing for `silence_s`, so that a dead broker doesn't slow creation down; the
-    dispatcher sends what was missed.
+    dispatcher sends what was missed. If the broker refuses one queue, only that queue's messages are left.
     """
     outage = Outage(logger, "handover.broker")
-    silent_until = 0.0
+    silent_until: dict[str | None, float] = {}
 
     def send(message: OutgoingMessage) -> None:
-        nonlocal silent_until
-        if time.monotonic() < silent_until:
+        if time.monotonic() < max(silent_until.get(None, 0.0), silent_until.get(message.queue_name, 0.0)):
             return
         try:
             failures = broker.send([message])
         except Exception as error:
             # Whatever it is: the job is committed, its creator has its answer, and the dispatcher sends it.
-            silent_until = time.monotonic() + silence_s
+            alone = isinstance(error, BrokerUnavailable) and error.state == REFUSED
+            silent_until[message.queue_name if alone else None] = time.monotonic() + silence_s
             if isinstance(error, BrokerUnavailable):
                 outage.failed(error)
             else:

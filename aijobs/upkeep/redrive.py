@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from sqlalchemy import and_, exists, or_, select
 from sqlalchemy.orm import Session
@@ -21,9 +22,19 @@ from aijobs.logs import Outage, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import PUBLISHED, OutboxEvent, QueuePause
 from aijobs.outbox.repository import OutboxRepository, outgoing
+from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.state import REFUSED
 from aijobs.upkeep.dispatcher import Broker
 
 logger = get_logger(__name__)
+
+
+class _Sent(NamedTuple):
+    """An event that went out, its job, and the message that the broker is to hold."""
+
+    event: OutboxEvent
+    job: AiJob
+    message: OutgoingMessage
 
 
 class Redrive:
@@ -43,16 +54,26 @@ class Redrive:
         self._database, self._clock, self._outbox, self._broker = database, clock, outbox, broker
         self._due_for, self._page = due_for, page
         self._outage = Outage(logger, "redrive.broker")
+        self._refused: dict[str, Outage] = {}
 
     def run(self, queue_name: str | None = None, *, due_for: timedelta | None = None) -> int:
-        """Send again what is missing, of one queue or of all; how many messages were sent.
+        """Send again what is missing, of one queue or of all; how many messages were sent. A queue that the broker
+        refuses waits for the next pass, and holds up no other.
 
         `due_for` other than the usual is for a consumer that starts, and looks at once.
         """
-        sent, waited = 0, self._due_for if due_for is None else due_for
+        sent, waited, refused = 0, self._due_for if due_for is None else due_for, set[str]()
         try:
             for jobs in self._waiting(queue_name, waited):
-                sent += self._send_missing(jobs, waited)
+                for name, went_out in self._find_sent([job for job in jobs if job.queue_name not in refused], waited):
+                    try:
+                        sent += self._send_missing(went_out)
+                        self._outage_of(name).worked()
+                    except BrokerUnavailable as error:
+                        if error.state != REFUSED:
+                            raise
+                        refused.add(name)
+                        self._outage_of(name).failed(error)
         except BrokerUnavailable as error:
             self._outage.failed(error)
         return sent
@@ -82,30 +103,37 @@ class Redrive:
             after = page[-1].id
             yield sorted(page, key=lambda job: (job.priority, job.id))
 
-    def _send_missing(self, jobs: Sequence[AiJob], waited: timedelta) -> int:
+    def _find_sent(self, jobs: Sequence[AiJob], waited: timedelta) -> list[tuple[str, list[_Sent]]]:
+        """By queue, the events of these jobs that went out, each with its job."""
         by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
+        found: dict[str, list[_Sent]] = {}
         with self._database.read() as session:
-            events = self._published(session, list(by_key), waited)
-        if not events:
-            return 0
-        messages = {event.id: outgoing(event, by_key[event.dedupe_key]) for event in events}
-        missing = self._broker.find_missing(list(messages.values()))
-        lost = [event for event in events if event.id in missing]
+            for event in self._published(session, list(by_key), waited):
+                job = by_key[event.dedupe_key]
+                found.setdefault(job.queue_name, []).append(_Sent(event, job, outgoing(event, job)))
+        return list(found.items())
+
+    def _send_missing(self, sent: Sequence[_Sent]) -> int:
+        """Send again those that the broker doesn't hold; how many."""
+        missing = self._broker.find_missing([each.message for each in sent])
+        lost = [each for each in sent if each.event.id in missing]
         if not lost:
             self._outage.worked()
             return 0
         # Counted before it is sent: where this process dies between the two, the next pass finds it missing again.
-        counted = self._database.write(lambda s: [event for event in lost if self._outbox.count_redrive(s, event)])
-        failures = self._broker.send([messages[event.id] for event in counted])
+        counted = self._database.write(lambda s: [each for each in lost if self._outbox.count_redrive(s, each.event)])
+        failures = self._broker.send([each.message for each in counted])
         self._outage.worked()  # Not before: a broker that is full answers questions, and takes nothing.
-        for event in counted:
+        for event, job, _ in counted:
             if event.id in failures:
                 self._sign_anew(event, failures[event.id])
                 continue
-            job = by_key[event.dedupe_key]
             fields = job_fields(job, outboxId=event.id, attemptNo=job.attempt_no + 1)
             logger.warning("outbox.redriven", redrives=event.redrives + 1, **fields)
         return len(counted)
+
+    def _outage_of(self, queue_name: str) -> Outage:
+        return self._refused.setdefault(queue_name, Outage(logger, "redrive.broker", queueName=queue_name))
 
     def _sign_anew(self, event: OutboxEvent, why: Exception) -> None:
         """An event whose key was taken out of the ring goes out under today's with the next pass."""

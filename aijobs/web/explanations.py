@@ -144,6 +144,10 @@ WAITS: Mapping[str, Explanation] = {
         _l("The broker cannot be reached, so nothing is handed out."),
         _l("Bring the broker back; the job is safe in the database and is sent by itself."),
     ),
+    "broker_refuses": Explanation(
+        _l("The broker takes no writes, so nothing is handed out."),
+        _l("Mend the broker; the job is safe in the database and is sent by itself."),
+    ),
     "no_worker": Explanation(
         _l("No live worker serves this queue."), _l("Start a worker for the queue; nothing is lost meanwhile.")
     ),

@@ -6,7 +6,8 @@ from flask import Blueprint, Response, jsonify
 from sqlalchemy.exc import SQLAlchemyError
 
 from aijobs.db.schema import check_schema
-from aijobs.errors import BrokerUnavailable, SettingsError
+from aijobs.errors import SettingsError
+from aijobs.queues.state import UNSUPPORTED
 from aijobs.upkeep.pass_log import probe_writes
 from aijobs.web.context import services
 
@@ -21,9 +22,9 @@ def healthz() -> Response:
 
 @health.get("/readyz")
 def readyz() -> tuple[Response, int]:
-    """200 if the database answers, has our schema and takes writes.
+    """200 if the database answers, has our schema and takes writes, and the broker is one that can be used.
 
-    The broker may be away, and the passes late: jobs are kept until they are back.
+    The broker may be away or take no writes, and the passes may be late: jobs are kept until they are back.
     """
     try:
         check_schema(services().database.engine)
@@ -34,23 +35,17 @@ def readyz() -> tuple[Response, int]:
         database, schema = "away", "unknown"
     if schema == "ok":
         database = services().database.write_fault(probe_writes(services().clock)) or "ok"
-    ready = (database, schema) == ("ok", "ok")
+    broker = services().broker.look()
+    ready = (database, schema) == ("ok", "ok") and broker.state != UNSUPPORTED
     body = {
         "status": "ready" if ready else "not_ready",
         "database": database,
         "schema": schema,
-        "broker": _broker(),
+        "broker": broker.state,
+        **({"brokerCause": broker.cause} if broker.cause else {}),
         "passes": _passes() if schema == "ok" else "unknown",
     }
     return jsonify(body), 200 if ready else 503
-
-
-def _broker() -> str:
-    try:
-        services().broker.ping()
-    except BrokerUnavailable:
-        return "away"
-    return "ok"
 
 
 def _passes() -> str:

@@ -9,8 +9,10 @@ from flask import Flask
 from sqlalchemy.exc import OperationalError
 
 from aijobs.errors import AijobsError, SettingsError
+from aijobs.queues.look import refuse_unsupported
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
+from aijobs.wiring import Services
 
 BOOT_ERROR = 3
 """The exit code by which gunicorn's master learns that trying again won't help (its `WORKER_BOOT_ERROR`)."""
@@ -26,12 +28,21 @@ def build_app() -> Flask:
         _check_keys(settings)
         app = create_app(settings)
         if not settings.run_by_flask:
-            app.extensions["aijobs"].check_start()
+            _check_parts(app.extensions["aijobs"])
     except AijobsError as error:
         _refuse(str(error))
     except OperationalError as error:
         _refuse(f"the database at AIJOBS_DATABASE_URL doesn't answer ({type(error.orig).__name__})")
     return app
+
+
+def _check_parts(services: Services) -> None:
+    """`SettingsError` for a database or a broker that can't be used. A broker that is away is waited for."""
+    services.check_start()
+    try:
+        refuse_unsupported(services.broker.client)
+    finally:
+        services.broker.client.close()  # Servers fork after this import.
 
 
 def _check_keys(settings: Settings) -> None:

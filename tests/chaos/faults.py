@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
+from aijobs.queues.broker import queue_key
 from tests.chaos import crashes
 from tests.chaos.ledger import append, read_lines
 from tests.chaos.plan import QUEUE_KEYS, WORKERS, Fault
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 WORK_WITHIN_S = 4.0
 STOPS_LATE_S = 3.0
 LET_GO_TRIES = 5
+TAKE_BACK_TRIES = 50
 DROP_SHARE = 0.3
 DROP_MARK = "drop"
 """While a file of this name is in the crash folder, workers lose messages that they popped."""
@@ -53,6 +55,7 @@ class Faults:
             "flush": self._flush,
             "stop": self._stop,
             "drop": self._drop,
+            "refuse": self._refuse,
             "outage": self._outage,
         }
         with self._one_at_a_time.get(fault.target) or nullcontext():
@@ -67,6 +70,8 @@ class Faults:
         self._stage.provider.is_out = False
         self._stage.provider.start()
         self._stage.valkey.ensure_running()
+        for key in QUEUE_KEYS:
+            self._take_back(key)
         if isinstance(self._stage.databases, Server):
             self._stage.databases.ensure_running()
 
@@ -161,6 +166,35 @@ class Faults:
         except redis.RedisError:
             return False  # It is away, and comes back empty.
         return True
+
+    def _refuse(self, fault: Fault) -> bool:
+        """Redis refuses one queue, as its key holds a value of another kind; what waited there is kept aside."""
+        key = queue_key(fault.target)
+        try:
+            with self._stage.valkey.client() as client:
+                if client.exists(key):
+                    client.rename(key, f"{key}.aside")
+                refused = client.set(key, "somebody else's")
+        except redis.RedisError:
+            return False
+        ends = time.monotonic() + fault.lasts
+        while time.monotonic() < ends:
+            time.sleep(0.1)
+        self._take_back(key)
+        return bool(refused)
+
+    def _take_back(self, key: str) -> None:
+        """Take the foreign value away, as soon as the broker can be asked: it may be down, or come back empty."""
+        for _ in range(TAKE_BACK_TRIES):
+            try:
+                with self._stage.valkey.client() as client:
+                    if client.type(key) == b"string":
+                        client.delete(key)
+                        if client.exists(f"{key}.aside"):
+                            client.renamenx(f"{key}.aside", key)
+                    return
+            except redis.RedisError:
+                time.sleep(0.2)
 
     def _outage(self, fault: Fault) -> bool:
         """The provider turns everybody away, which opens its breaker."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aijobs.definitions.definition import QUEUES
 from aijobs.queues.broker import queue_key
 from tests.chaos.crashes import POINTS, STOP_POINTS
 
@@ -21,7 +22,7 @@ USERS = tuple(f"learner-{n}" for n in range(12))
 WORKERS = ("interactive-1", "interactive-2", "background")
 MAINTENANCE = ("maintenance-1", "maintenance-2")
 WEB = "web"
-QUEUE_KEYS = tuple(queue_key(name) for name in ("ai-interactive", "ai-background"))
+QUEUE_KEYS = tuple(queue_key(name) for name in QUEUES)
 
 SYNTHETIC, CHAOS, SERVED, FLASHCARDS = "synthetic", "chaos", "served", "flashcard_generation"
 SHARES = {SYNTHETIC: 25, CHAOS: 25, SERVED: 32, FLASHCARDS: 18}
@@ -272,6 +273,7 @@ def _deck(rng: random.Random, database_kind: str) -> Iterator[tuple[str, str, fl
     yield "stop", "broker", rng.uniform(0.5, 3.0), 0
     yield "freeze", "broker", rng.uniform(0.5, 3.0), 0
     yield "drop", "messages", rng.uniform(2.0, 4.0), 0
+    yield "refuse", rng.choice(tuple(QUEUES)), rng.uniform(1.0, 3.0), 0
     yield "stop", "provider", rng.uniform(0.5, 2.0), 0
     yield "outage", "provider", rng.uniform(1.0, 3.0), 0
     if database_kind != "sqlite":

@@ -44,6 +44,7 @@ def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Brok
             found.append(Broken("is a job that nobody asked for", (job.id,)))
             continue
         found += _ended_as_allowed(evidence, job, asked[job.id], book, database_faults)
+        found += _refused_alone(evidence, job)
         found += _holder_alone_wrote(evidence, job)
         found += _results_once(evidence, job, asked[job.id])
         found += _paid_once(evidence, job)
@@ -129,14 +130,22 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
         return True
     if job.error_code == "INTERNAL_WORKER_LOST":
         return job.lost_count >= QUEUES[job.queue_name].attempts
-    if job.error_code == "INTERNAL_NOT_DISPATCHED":
-        return any(event.status == DEAD and event.attempt_count >= 3 for event in evidence.events[job.id])
+    if job.error_code == "INTERNAL_NOT_DISPATCHED":  # A broker that refuses a message uses up none of its attempts.
+        dead = [event for event in evidence.events[job.id] if event.status == DEAD]
+        return any(event.attempt_count >= 3 and (event.last_error or "").endswith("dispatcher lost") for event in dead)
     tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
     if create.is_served and job.error_code in SERVER_CODES:
         once = describe(job.error_code).retried is Retried.ONCE
         return job.retry_count >= job.max_retry_count or (once and job.error_code in tried)
     # The one more try that such a code has may have been used up by the script itself.
     return database_faults and job.error_code in DATABASE_CODES and (job.error_code in tried or job.retry_count >= 2)
+
+
+def _refused_alone(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
+    """No event is blamed for its queue: whatever Redis refused was given back, and went out later."""
+    for event in evidence.events[job.id]:
+        if event.last_error and not event.last_error.endswith("dispatcher lost"):
+            yield Broken(f"has an event that was blamed: {event.last_error}", (job.id,))
 
 
 def _holder_alone_wrote(evidence: Evidence, job: AiJob) -> Iterator[Broken]:

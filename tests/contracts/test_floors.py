@@ -18,9 +18,10 @@ PICTURE = """
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
 2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  jobs.chains
 2    jobs.users  jobs.limits  jobs.fairness  outbox.*  ai.*  screening.*  credentials.*
-1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message
+1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message  queues.state
 1    jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
-0    errors  addresses  causes  clock  ids  settings  logs  canonical  machine  validation  answers  texts
+0    errors  clock  ids  settings  logs  canonical  machine  validation  answers
+0    addresses  causes  texts  forks  reading
 """
 """What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
 is not named itself."""

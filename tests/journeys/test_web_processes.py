@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
@@ -65,12 +66,12 @@ class Site:
         self.services: Services = build_services(Settings.load(self.env))
         self.token = issue_user_token(self.services.settings, "ana", hours=1)
 
-    def start(self) -> Program:
-        """A web process that answers: the unit's own command, but for where it listens."""
+    def start(self, *options: str) -> Program:
+        """A web process that answers: the unit's own command, but for where it listens, and with these options."""
         (line,) = [line for line in UNIT.read_text("utf-8").splitlines() if line.startswith("ExecStart=")]
         program, *arguments = line.removeprefix("ExecStart=").split()
         arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{self.port}"
-        command = [str(Path(sys.executable).with_name(Path(program).name)), *arguments]
+        command = [str(Path(sys.executable).with_name(Path(program).name)), *arguments, *options]
         web = self._processes.spawn(command, env=self.env, cwd=self._folder, name="web")
         poll(lambda: not web.is_running or answers(f"http://127.0.0.1:{self.port}", 5), timeout=60, what="it answers")
         assert web.is_running, web.output
@@ -83,9 +84,9 @@ class Site:
         consumer.wait_for_output("Huey consumer started", timeout=60)
         return consumer
 
-    def headers(self, key: str) -> dict[str, str]:
+    def headers(self, key: str, token: str | None = None) -> dict[str, str]:
         return {
-            "Authorization": f"Bearer {self.token}",
+            "Authorization": f"Bearer {token or self.token}",
             "Content-Type": "application/json",
             "Idempotency-Key": key,
         }
@@ -261,3 +262,47 @@ def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: S
     for program in programs[1:]:
         assert program.stop(timeout=60) == 0
     assert not [program.output for program in programs if "locked" in program.output.replace("job.locked", "")]
+
+
+class Owner(threading.Thread):
+    """A user who asks for a job again and again, and after each for the list of their own jobs."""
+
+    def __init__(self, site: Site, name: str, rounds: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self._site, self._rounds = site, rounds
+        self._token = issue_user_token(site.services.settings, name, hours=1)
+        self.made: list[str] = []
+        self.lists: list[list[str]] = []
+        self.statuses: list[int] = []
+
+    def run(self) -> None:
+        for number in range(self._rounds):
+            with self._site.connect() as connection:  # A connection each, so that all processes are asked.
+                headers = self._site.headers(f"{self.name}-{number}", self._token)
+                self.made.append(self._ask(connection, "POST", PATH, BODY, headers)["jobId"])
+                found = self._ask(connection, "GET", "/api/ai/jobs?limit=100", None, headers)
+                self.lists.append(sorted(job["jobId"] for job in found["jobs"]))
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: str | None, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        self.statuses.append(answer.status)
+        return dict(json.loads(answer.read()))
+
+
+def test_forked_web_processes_answer_each_user_with_their_own_jobs(site: Site) -> None:
+    web = site.start("--preload", "--workers", "3")
+    owners = [Owner(site, f"owner{number}", rounds=5) for number in range(8)]
+    for owner in owners:
+        owner.start()
+    for owner in owners:
+        owner.join(60)
+        assert not owner.is_alive(), "an owner waits for an answer"
+
+    for owner in owners:
+        assert set(owner.statuses) == {200, 202}
+        assert owner.lists == [sorted(owner.made[: number + 1]) for number in range(5)]
+    assert web.stop(timeout=60) == 0
+    assert "Traceback" not in web.output

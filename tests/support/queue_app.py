@@ -1,15 +1,18 @@
 """Queues with a crew that writes down what happens to it: what `huey_consumer` runs in the tests of the consumer.
 
 `QUEUE_APP_DIARY` names the diary, to which each line is added whole. What a job does stands in its job type: `quick`,
-`slow` (until the file `go` lies beside the diary), `raises`, `abandons` (gives the process up, and goes on).
+`slow` (until the file `go` lies beside the diary), `raises`, `abandons` (gives the process up, and goes on), `forks`
+(ends a forked child that would sleep for a minute).
 `QUEUE_APP_SCHEMA=old` makes the crew refuse to start.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from aijobs.errors import SettingsError
@@ -22,6 +25,12 @@ def note(text: str) -> None:
     """Add a line to the diary."""
     with Path(os.environ["QUEUE_APP_DIARY"]).open("a") as diary:
         diary.write(f"{text}\n")
+
+
+def sleep(says: Connection) -> None:
+    """What a forked child does: say that it runs, and sleep."""
+    says.send("runs")
+    time.sleep(60)
 
 
 class Register:
@@ -50,6 +59,15 @@ class Register:
         note("drained")
 
     def _do(self, job_type: str) -> None:
+        if job_type == "forks":
+            runs, says = multiprocessing.Pipe(duplex=False)
+            child = multiprocessing.get_context("fork").Process(target=sleep, args=(says,))
+            child.start()
+            runs.recv()
+            child.terminate()
+            child.join(10)
+            note(f"child ended with {child.exitcode}")
+            child.kill()
         if job_type == "raises":
             raise ValueError("canary-of-content")
         if job_type == "abandons":

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from aijobs.answers import Answer, Maybe, Natural, Span, Time, one_of
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import new_id
 from aijobs.logs import Outage, Sparing, get_logger
+from aijobs.reading import read_json, warn_unreadable
 
 WINDOW = timedelta(seconds=60)
 """Failures in a row count together as long as they lie within this."""
@@ -38,6 +39,8 @@ probes on their way, which does no harm.
 """
 PROBE_LOOK = timedelta(seconds=5)
 """How soon it is worth asking again while another's probe is on its way."""
+FURTHEST = timedelta(days=1)
+"""An instant further ahead isn't ours, unless the settings let a breaker be open for longer."""
 JITTER = 0.2
 """The longest part of a wait that is put on top of it, so that those who were sent away don't come back as one."""
 TRIES = 20
@@ -96,17 +99,22 @@ class BreakerState(Answer):
     """Whether a probe is on its way."""
 
 
+_Instant = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
+"""Milliseconds since 1970, up to the end of year 9999."""
+_Word = Annotated[str, Field(max_length=100)]
+
+
 @dataclass(frozen=True)
 class _Record:
     """What is kept of a scope: instants in milliseconds by the store's clock. The default is a closed breaker."""
 
-    failed_at: tuple[int, ...] = ()
-    opened: int = 0
-    since: int = 0
-    until: int = 0
-    why: str = ""
-    probe: str = ""
-    probe_until: int = 0
+    failed_at: Annotated[tuple[_Instant, ...], Field(max_length=1000)] = ()
+    opened: Annotated[int, Field(ge=0, le=10**9)] = 0
+    since: _Instant = 0
+    until: _Instant = 0
+    why: _Word = ""
+    probe: _Word = ""
+    probe_until: _Instant = 0
 
     def word(self, now: int) -> str:
         if not self.opened:
@@ -119,17 +127,13 @@ class _Record:
     def write(self) -> str | None:
         return None if self == _CLEAR else json.dumps(asdict(self), separators=(",", ":"))
 
-    @classmethod
-    def parse(cls, text: str | None) -> _Record:
-        """A closed breaker for what another version wrote: better to ask a provider once too often."""
-        try:
-            told = json.loads(text) if text else {}
-            return cls(**told | {"failed_at": tuple(told.get("failed_at", ()))})
-        except (ValueError, TypeError, AttributeError):
-            return _CLEAR
+    @property
+    def last_instant(self) -> int:
+        return max(self.since, self.until, self.probe_until, *self.failed_at)
 
 
 _CLEAR = _Record()
+_SHAPE = TypeAdapter(_Record)
 _Rule = Callable[[_Record, int], _Record]
 """From a record and the store's time, the record after some event."""
 
@@ -237,7 +241,7 @@ class CircuitBreaker:
             self._outage.failed(error)
             return [BreakerState(scope, UNKNOWN) for scope in scopes]
         self._outage.worked()
-        return [self._state(scope, _Record.parse(text), now) for scope, text in zip(scopes, texts, strict=True)]
+        return [self._state(scope, self._read(text, now), now) for scope, text in zip(scopes, texts, strict=True)]
 
     def reset(self, scope: str) -> BreakerState:
         """Close a breaker by hand; its state until then.
@@ -247,7 +251,7 @@ class CircuitBreaker:
         for _ in range(TRIES):
             now, (text,) = self._store.read([scope])
             if text is None or self._store.swap(scope, text, None, KEPT):
-                return self._state(scope, _Record.parse(text), now)
+                return self._state(scope, self._read(text, now), now)
         raise BreakerContended(f"breaker {scope}: changed by others all the time, try again")
 
     # --- the rule ----------------------------------------------------------------------------------------------
@@ -290,6 +294,16 @@ class CircuitBreaker:
 
     # --- the store ---------------------------------------------------------------------------------------------
 
+    def _read(self, text: str | None, now: int) -> _Record:
+        """A closed breaker for what isn't ours: better to ask a provider once too often."""
+        record = read_json("breaker", text, _SHAPE) if text else _CLEAR
+        if record is None:
+            return _CLEAR
+        if record.last_instant > now + max(self._longest_ms, _ms(FURTHEST)):
+            warn_unreadable("breaker")
+            return _CLEAR
+        return record
+
     @property
     def _tokens(self) -> dict[str, str]:
         """The probes that this thread makes, by scope."""
@@ -304,7 +318,7 @@ class CircuitBreaker:
         try:
             for _ in range(TRIES):
                 now, (text,) = self._store.read([scope])
-                old = _Record.parse(text)
+                old = self._read(text, now)
                 new = rule(old, now)
                 if new == old or self._store.swap(scope, text, new.write(), _kept(new, now)):
                     break

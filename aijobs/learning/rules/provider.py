@@ -5,7 +5,6 @@ notes.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest
 from aijobs.errors import JobError
+from aijobs.forks import new_lock
 
 if TYPE_CHECKING:
     from aijobs.learning.rules.reader import NotesReader
@@ -48,7 +48,7 @@ class LocalProvider:
     def __init__(self, cache_dir: Path, makers: Mapping[str, Maker] = MAKERS) -> None:
         self._cache_dir, self._makers = cache_dir, makers
         self._reader: NotesReader | None = None
-        self._loading = threading.Lock()
+        self._loading = new_lock()
 
     def _get_reader(self) -> NotesReader:
         """The one reader, which holds the dictionary."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from aijobs.forks import new_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Segmenter:
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._tokenizer: Any = None
         self._tagger: Any = None
 

@@ -68,6 +68,7 @@ def init_app(app: Flask) -> None:
         asset=pages.asset,
         word=words.word,
         event_word=words.event_word,
+        broker_cause=words.broker_cause,
         pass_word=words.pass_word,
         redaction_word=words.redaction_word,
         tone=words.tone,

@@ -21,7 +21,7 @@ from aijobs.settings import CHECKOUT, PACKAGE
 
 LANGUAGES = ("en", "zh")
 _NEVER = datetime(2026, 1, 1, tzinfo=UTC)
-KEYWORDS = {**DEFAULT_KEYWORDS, "_l": None, "_lp": ((1, "c"), 2), "lazy_gettext": None}
+KEYWORDS = {**DEFAULT_KEYWORDS, "_l": None, "_n": None, "_lp": ((1, "c"), 2), "lazy_gettext": None}
 
 
 def po_path(language: str) -> Path:

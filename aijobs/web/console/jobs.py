@@ -179,6 +179,7 @@ def _job_context(job_id: str) -> dict[str, Any]:
         "attempts": build_attempts(detail),
         "wait": WAITS[wait.reason] if wait else None,
         "wait_name": wait.reason if wait else None,
+        "wait_cause": wait.cause if wait else None,
         "breakers": wait.breakers if wait else (),
         "explain": explain_failure,
         "due_at": due_at(detail),

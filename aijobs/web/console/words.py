@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 from flask_babel import lazy_pgettext as _lp
 
+from aijobs.definitions.definition import QUEUES
 from aijobs.ids import InstanceId
 from aijobs.web.context import language, services
 
@@ -32,6 +34,7 @@ WORDS: Mapping[str, Any] = {
     "ai.job.cancelled": _l("Job cancelled"),
     # workers and queues
     "live": _lp("worker", "Live"),
+    "stalled": _l("Takes no messages"),
     "late": _l("Late"),
     "lost": _l("Lost"),
     "paused": _l("Paused"),
@@ -145,6 +148,7 @@ TONES: Mapping[str, str] = {
     "retrying": "warn",
     "cancel_requested": "warn",
     "retry_scheduled": "warn",
+    "stalled": "bad",
     "late": "warn",
     "paused": "warn",
     "released": "warn",
@@ -157,6 +161,14 @@ TONES: Mapping[str, str] = {
     "lease_lost": "bad",
 }
 """Five tones for all states: idle (none said), run, ok, warn, bad."""
+
+
+def broker_cause(cause: str | None) -> str:
+    """What is wrong with the broker, in the present language; a detail after the colon as it is."""
+    text, colon, detail = (cause or "").partition(": ")
+    if text in QUEUES:  # It is wrong with this queue alone.
+        return f"{text}: {broker_cause(detail)}"
+    return f"{gettext(text)}{colon}{detail}" if text else ""
 
 
 def word(name: str) -> str:

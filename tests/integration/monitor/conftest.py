@@ -15,12 +15,14 @@ from aijobs.ai.catalogue import Catalogue, ProviderConfig
 from aijobs.ai.provider import Route
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
+from aijobs.definitions.definition import QUEUES
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import BrokerUnavailable
 from aijobs.job_types import synthetic
 from aijobs.monitor.monitor import Monitor
 from aijobs.monitor.providers import ProviderReads
 from aijobs.queues.presence import WorkerPresence
+from aijobs.queues.state import AWAY, OK, BrokerState, QueueState
 from aijobs.settings import Settings
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
@@ -33,12 +35,14 @@ class ScriptedBroker:
 
     def __init__(self) -> None:
         self.depth: int | None = 0
+        self.state, self.cause = OK, None
         self.beats: list[WorkerPresence] = []
 
-    def pending_count(self, queue_name: str) -> int:
+    def look(self) -> BrokerState:
         if self.depth is None:
-            raise BrokerUnavailable("away")
-        return self.depth
+            return BrokerState(AWAY, "away")
+        queues = {name: QueueState(self.state, self.cause, self.depth) for name in QUEUES}
+        return BrokerState(self.state, self.cause, queues)
 
     def read(self) -> list[WorkerPresence]:
         if self.depth is None:

@@ -17,10 +17,10 @@ from aijobs.ai.calling.breaker import BreakerStore, CircuitBreaker, scope_of
 from aijobs.ai.calling.slots import UNLIMITED, CallSlots
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId
-from aijobs.queues import shared_texts
+from aijobs.queues import connection
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots, slot_key
-from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.queues.connection import ACL_RULES, ImpatientClient, connect
 from aijobs.queues.shared_texts import SharedTexts
 from aijobs.settings import Settings
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
@@ -215,11 +215,11 @@ def test_a_frozen_redis_is_waited_for_once_and_asked_again_when_it_is_back(
     redis_url: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    texts = SharedTexts(connect(redis_url, timeout_s=0.2), pause_s=0.2)
+    texts = SharedTexts(ImpatientClient(connect(redis_url, timeout_s=0.2), pause_s=0.2))
     breaker = CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=300)
     breaker.failed(SCOPE)
-    real = shared_texts.unavailable
-    monkeypatch.setattr(shared_texts, "unavailable", lambda *args: asked.append(1) or real(*args))
+    real = connection.unavailable
+    monkeypatch.setattr(connection, "unavailable", lambda *args: asked.append(1) or real(*args))
     valkey.freeze()
     assert [breaker.admit(SCOPE) for _ in range(20)] == [None] * 20
     assert len(asked) == 1
@@ -231,7 +231,7 @@ def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
     start_valkey: Callable[..., ValkeyServer],
 ) -> None:
     server = start_valkey(f"user aijobs on >PASSWORD {ACL_RULES}")
-    texts = SharedTexts(connect(server.url_for("aijobs", "PASSWORD"), timeout_s=2))
+    texts = SharedTexts(ImpatientClient(connect(server.url_for("aijobs", "PASSWORD"), timeout_s=2)))
     breaker, slots = (
         CircuitBreaker(RedisBreakerStore(texts), failures=1, open_s=0.02),
         RedisCallSlots(texts, InstanceId.current()),
@@ -261,11 +261,11 @@ from aijobs.ai.calling.breaker import CircuitBreaker
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots
 from aijobs.ids import InstanceId
-from aijobs.queues.connection import connect
+from aijobs.queues.connection import ImpatientClient, connect
 from aijobs.queues.shared_texts import SharedTexts
 
 url, begin, limit = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-texts = SharedTexts(connect(url, timeout_s=5))
+texts = SharedTexts(ImpatientClient(connect(url, timeout_s=5)))
 breaker, slots = CircuitBreaker(RedisBreakerStore(texts), 1, 0.01), RedisCallSlots(texts, InstanceId.current())
 breaker.blocked_for("p.platform")
 time.sleep(max(0.0, begin - time.time()))
@@ -278,7 +278,9 @@ time.sleep(60)
 def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_limit(
     redis_url: str, processes: Processes
 ) -> None:
-    CircuitBreaker(RedisBreakerStore(SharedTexts(connect(redis_url))), failures=1, open_s=0.01).failed("p.platform")
+    CircuitBreaker(RedisBreakerStore(SharedTexts(ImpatientClient(connect(redis_url)))), failures=1, open_s=0.01).failed(
+        "p.platform"
+    )
     begin = str(time.time() + 2)
     racers = [processes.spawn([sys.executable, "-c", RACER, redis_url, begin, "5"], name=f"racer{n}") for n in range(4)]
     for racer in racers:
@@ -292,7 +294,7 @@ def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_lim
 def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is_not(
     redis_url: str, processes: Processes, end: str
 ) -> None:
-    slots = RedisCallSlots(SharedTexts(connect(redis_url)), InstanceId.current())
+    slots = RedisCallSlots(SharedTexts(ImpatientClient(connect(redis_url))), InstanceId.current())
     assert slots.take("p", 6, 60) is not None, "one of ours"
     holder = processes.spawn([sys.executable, "-c", RACER, redis_url, "0", "6"], name="holder")
     holder.wait_for_output("slots 5", timeout=30)
@@ -306,7 +308,7 @@ def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is
 
 
 def test_another_machines_slots_wait_for_their_leases(redis_url: str) -> None:
-    texts, here = SharedTexts(connect(redis_url)), InstanceId.current()
+    texts, here = SharedTexts(ImpatientClient(connect(redis_url))), InstanceId.current()
     elsewhere = replace(here, host="another", boot="boot", pid=2**22 + 1)
     assert RedisCallSlots(texts, elsewhere).take("p", 1, 60) is not None
     assert RedisCallSlots(texts, here).take("p", 1, 60) is None

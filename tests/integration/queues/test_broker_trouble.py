@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 
@@ -15,9 +13,9 @@ from aijobs.queues.broker import CANCEL_TTL_S, RedisBroker, cancel_key, queue_ke
 from aijobs.queues.connection import ACL_RULES, connect
 from aijobs.queues.consumer import check_broker
 from aijobs.settings import Settings
+from tests.support.forking import forked
 from tests.support.lines import captured_lines
 from tests.support.messages import KEYS, outgoing
-from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.servers import ValkeyServer
 
@@ -154,23 +152,13 @@ def test_a_forked_process_shares_no_connection_with_its_parent(redis_url: str) -
     broker, message = broker_at(redis_url), outgoing()
     broker.ping()
 
-    child = os.fork()
-    if child == 0:
-        try:
-            broker.send([message])
-            os._exit(0 if broker.pending_count(INTERACTIVE) == 1 else 1)
-        finally:
-            os._exit(2)
-    try:
+    def act() -> None:
+        broker.send([message])
+        assert broker.pending_count(INTERACTIVE) == 1
+
+    with forked(act):
         for _ in range(50):
             broker.ping()
-        ended = poll(lambda: os.waitpid(child, os.WNOHANG)[0], what="the child has ended")
-        assert ended == child
-        child = 0
-    finally:
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
     assert broker.find_missing([message]) == set()
 

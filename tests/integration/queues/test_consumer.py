@@ -86,6 +86,15 @@ def stage(processes: Processes, run: Run, redis_url: str) -> Stage:
     return Stage(processes, run.new_folder("stage"), redis_url)
 
 
+def test_child_that_a_job_forked_ends_when_it_is_told_to(stage: Stage) -> None:
+    stage.start_and_wait("-w", "2")
+
+    message = stage.send("forks")
+    stage.wait_for(f"ends {message.message.job_id}")
+
+    assert f"child ended with -{int(signal.SIGTERM)}" in stage.diary()
+
+
 # --- messages -------------------------------------------------------------------------------------------
 
 
@@ -103,7 +112,7 @@ def test_a_job_is_run_once_by_the_consumer_as_it_stands(stage: Stage) -> None:
     assert consumer.stop() == 0
 
 
-def test_bad_messages_each_leave_one_line_without_their_content_and_the_next_job_runs(
+def test_bad_messages_leave_one_line_a_reason_without_their_content_and_the_next_job_runs(
     stage: Stage, valkey: ValkeyServer
 ) -> None:
     class Bomb:
@@ -131,7 +140,9 @@ def test_bad_messages_each_leave_one_line_without_their_content_and_the_next_job
     stage.wait_for(f"ends {message.message.job_id}")
 
     refused = events(consumer, "message.refused")
-    assert len(refused) == len(junk)
+    reasons = {line["reason"] for line in refused}
+    assert len(refused) == len(reasons) < len(junk), "one line a minute for each reason"
+    assert {"too long", "not a signed message", "unknown key", "wrong signature"} <= reasons
     assert {line["level"] for line in refused} == {"error"}
     assert "canary-of-content" not in consumer.output
     assert len(consumer.output) < 20_000

@@ -11,10 +11,15 @@ import pytest
 
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId, new_id
-from aijobs.queues.connection import ACL_RULES, connect
+from aijobs.queues.connection import ACL_RULES, ImpatientClient, connect
 from aijobs.queues.presence import GATHER_S, HEARTBEAT_PREFIX, TTL_S, Presence, PresenceReader, WorkerPresence
 from tests.support.polling import poll
 from tests.support.servers import ValkeyServer
+
+
+def reader_at(redis_url: str) -> PresenceReader:
+    """One that asks again at once, whatever the last answer was."""
+    return PresenceReader(ImpatientClient(connect(redis_url), pause_s=0))
 
 
 def present(reader: PresenceReader) -> WorkerPresence:
@@ -25,7 +30,7 @@ def present(reader: PresenceReader) -> WorkerPresence:
 
 def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
     instance = InstanceId.current()
-    presence, reader = Presence(connect(redis_url), instance, "ai-interactive"), PresenceReader(connect(redis_url))
+    presence, reader = Presence(connect(redis_url), instance, "ai-interactive"), reader_at(redis_url)
     presence.start()
     first, second = new_id(), new_id()
 
@@ -44,7 +49,7 @@ def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
 
 
 def test_a_crowd_of_quick_jobs_costs_no_write_for_each(redis_url: str) -> None:
-    client, reader, last = connect(redis_url), PresenceReader(connect(redis_url)), new_id()
+    client, reader, last = connect(redis_url), reader_at(redis_url), new_id()
     writes: list[float] = []
     write = client.set
     client.set = lambda *args, **kwargs: writes.append(time.monotonic()) or write(*args, **kwargs)  # type: ignore[method-assign,func-returns-value,return-value]
@@ -75,6 +80,8 @@ def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, 
         "slots",
         "activeJobCount",
         "activeJobIds",
+        "lastAskedMs",
+        "lastPopMs",
     }
 
 
@@ -82,7 +89,7 @@ def test_a_live_worker_is_back_at_its_next_beat_after_redis_lost_everything(
     redis_url: str, valkey: ValkeyServer
 ) -> None:
     presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
-    reader = PresenceReader(connect(redis_url))
+    reader = reader_at(redis_url)
     presence.start()
     poll(reader.read)
 
@@ -94,7 +101,7 @@ def test_a_live_worker_is_back_at_its_next_beat_after_redis_lost_everything(
 
 def test_no_job_waits_for_a_frozen_redis(redis_url: str, valkey: ValkeyServer) -> None:
     presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
-    reader = PresenceReader(connect(redis_url))
+    reader = reader_at(redis_url)
     presence.start()
     poll(reader.read)
     valkey.freeze()
@@ -119,7 +126,7 @@ def test_a_dead_workers_age_is_told_by_redis_and_not_by_the_workers_clock(redis_
     with valkey.client() as admin:
         admin.expire(f"{HEARTBEAT_PREFIX}{instance}", 20)
 
-    assert 69 <= present(PresenceReader(connect(redis_url))).age_s <= 71
+    assert 69 <= present(reader_at(redis_url)).age_s <= 71
 
 
 def test_what_nobody_of_ours_wrote_is_left_out(redis_url: str, valkey: ValkeyServer) -> None:
@@ -129,13 +136,14 @@ def test_what_nobody_of_ours_wrote_is_left_out(redis_url: str, valkey: ValkeySer
         admin.set(f"{HEARTBEAT_PREFIX}c", b"\xff", ex=50)
         admin.set(f"{HEARTBEAT_PREFIX}for-ever", "{}")
 
-    assert PresenceReader(connect(redis_url)).read() == []
+    assert reader_at(redis_url).read() == []
 
 
 def test_presence_needs_no_more_than_the_documented_rules(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
     client = connect(server.url_for("aijobs", "secret"))
-    presence, reader = Presence(client, InstanceId.current(), "ai-interactive"), PresenceReader(client)
+    presence = Presence(client, InstanceId.current(), "ai-interactive")
+    reader = PresenceReader(ImpatientClient(client))
 
     presence.beat()
     assert len(reader.read()) == 1

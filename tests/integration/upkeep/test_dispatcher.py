@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,13 +25,17 @@ from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.beat import BeatScheduler
+from aijobs.queues.broker import RedisBroker, queue_key
+from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import FRESH_S, TRIED_S, Backoff, OutboxDispatcher, hand_over
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lines import captured_lines
+from tests.support.polling import poll
 from tests.support.rows import build_job
+from tests.support.servers import ValkeyServer
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
 """For what has nothing to do with the kind of database."""
@@ -740,3 +745,77 @@ def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
     assert failed["level"] == "warning"
     assert set(logs.JOB_KEYS) <= set(failed)
     assert "secret words" not in stream.getvalue()
+
+
+# --- a queue that the broker refuses ---------------------------------------------------------------------------------
+
+
+def test_refused_queue_holds_up_no_event_of_another(kit: Kit) -> None:
+    refused = waiting_jobs(kit, 150)
+    others = waiting_jobs(kit, 3, job_type=BACKGROUND_TYPE)
+    kit.broker.refuses = {"ai-interactive"}
+    one = dispatcher(kit)
+    with captured_lines() as lines:
+        assert one.cycle() == 3
+        assert one.cycle() == 0
+        told = [line for line in lines() if line["event"] == "dispatcher.broker.away"]
+    assert kit.broker.pending_count("ai-background") == 3
+    assert {the_event(kit, job_id).status for job_id in others} == {"published"}
+    states = {(event.status, event.attempt_count, event.locked_by) for event in map(partial(the_event, kit), refused)}
+    assert states == {("pending", 0, None)}, "it is not their failure"
+    assert [(line["queueName"], line["cause"]) for line in told] == [("ai-interactive", "refused")]
+
+    kit.broker.refuses = set()
+    with captured_lines() as lines:
+        assert poll(one.cycle, what="the queue is tried again") == 150
+        assert [line["queueName"] for line in lines() if line["event"] == "dispatcher.broker.back"] == [
+            "ai-interactive"
+        ]
+    assert kit.broker.pending_count("ai-interactive") == 150
+
+
+@ANY_DATABASE
+def test_refused_queue_holds_up_no_event_that_was_tried_before(kit: Kit) -> None:
+    jobs = [*waiting_jobs(kit, 2), *waiting_jobs(kit, 2, job_type=BACKGROUND_TYPE)]
+    claim_by_the_dead(kit)
+    kit.advance(61)
+    assert dispatcher(kit).release_expired_claims() == 4
+    kit.broker.refuses = {"ai-interactive"}
+    assert dispatcher(kit).cycle() == 2
+    assert [the_event(kit, job_id).status for job_id in jobs] == ["pending", "pending", "published", "published"]
+    assert [the_event(kit, job_id).attempt_count for job_id in jobs] == [1, 1, 2, 2]
+
+
+@ANY_DATABASE
+def test_creator_hands_over_to_another_queue_while_one_is_refused(kit: Kit) -> None:
+    kit.broker.refuses = {"ai-interactive"}
+    kit.new_job()
+    kit.new_job(job_type=BACKGROUND_TYPE)
+    assert kit.broker.pending_count("ai-background") == 1
+
+
+@ANY_DATABASE
+@pytest.mark.parametrize("way", ["another kind", "no right"])
+def test_queue_that_redis_refuses_waits_alone_and_is_sent_afterwards(
+    kit: Kit, start_valkey: Callable[..., ValkeyServer], way: str
+) -> None:
+    server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
+    broker = RedisBroker.at(server.url_for("aijobs", "secret"), kit.services.settings.message_keys)
+    refused = waiting_jobs(kit, 5)
+    waiting_jobs(kit, 5, job_type=BACKGROUND_TYPE)
+    key = queue_key("ai-interactive")
+    with server.client() as admin:
+        if way == "another kind":
+            admin.set(key, "somebody else's")
+        else:
+            admin.execute_command("ACL", "SETUSER", "aijobs", "resetkeys", "~huey.redis.aijobs_background")
+        one = dispatcher(kit, broker)
+        assert one.cycle() == 5
+        assert broker.pending_count("ai-background") == 5
+        assert {the_event(kit, job_id).attempt_count for job_id in refused} == {0}
+        if way == "another kind":
+            admin.delete(key)
+        else:
+            admin.execute_command("ACL", "SETUSER", "aijobs", *ACL_RULES.split())
+        assert poll(one.cycle, what="the queue is tried again") == 5
+        assert admin.zcard(key) == 5

@@ -280,3 +280,21 @@ def test_a_broker_that_answers_and_takes_nothing_is_not_called_back(kit: Kit) ->
             kit.advance(10)
             looking.run()
         assert [line["event"] for line in lines() if "broker" in line["event"]] == ["redrive.broker.away"]
+
+
+def test_refused_queue_holds_up_no_lost_message_of_another(kit: Kit) -> None:
+    refused = [dispatched(kit) for _ in range(3)]
+    others = [dispatched(kit, job_type=BACKGROUND_TYPE) for _ in range(3)]
+    kit.broker.lose_all()
+    kit.broker.refuses = {"ai-interactive"}
+    kit.advance(10)
+    one = redrive(kit, page=2)
+    with captured_lines() as lines:
+        assert one.run() == 3
+        told = [line for line in lines() if line["event"] == "redrive.broker.away"]
+    assert [(line["queueName"], line["cause"]) for line in told] == [("ai-interactive", "refused")]
+    assert [redrives(kit, job_id) for job_id in [*refused, *others]] == [0, 0, 0, 1, 1, 1]
+    kit.broker.refuses = set()
+    kit.advance(10)
+    assert one.run() == 3
+    assert kit.broker.pending_count("ai-interactive") == 3

@@ -215,7 +215,8 @@ class Contended(MemoryBreakerStore):
 
 def test_a_breaker_that_others_change_all_the_time_is_not_told_to_be_closed() -> None:
     store = Contended()
-    MemoryBreakerStore.swap(store, SCOPE, None, '{"opened": 1, "until": 9000000000000}', timedelta(hours=1))
+    until = store.read([])[0] + 600_000
+    MemoryBreakerStore.swap(store, SCOPE, None, f'{{"opened": 1, "until": {until}}}', timedelta(hours=1))
     breaker = CircuitBreaker(store, failures=3, open_s=30)
     with pytest.raises(BrokerUnavailable, match="try again"):
         breaker.reset(SCOPE)

@@ -146,11 +146,12 @@ def test_missing_job_leads_back_to_the_list(stage: Stage) -> None:
 def test_broker_that_is_away_is_said_and_no_page_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     queued, running = stage.queued(), stage.running()
     from aijobs.errors import BrokerUnavailable
+    from aijobs.queues.state import BrokerState
 
     def away(*_: object) -> None:
         raise BrokerUnavailable("refused")
 
-    monkeypatch.setattr(type(stage.services.broker), "pending_count", away)
+    monkeypatch.setattr(type(stage.services.broker), "look", lambda _: BrokerState("away", "It is gone"))
     monkeypatch.setattr(type(stage.services.presence), "read", away)
     console = stage.client()
     assert console.soup("/console/queues").find(role="alert")

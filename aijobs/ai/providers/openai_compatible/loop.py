@@ -7,22 +7,24 @@ from there leaves its blocked read blocked.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from aijobs.forks import leave_behind, new_lock, renew_in_child
+
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Started by its first call; a daemon, so that it holds up no process that ends."""
+    """Started by its first call; a daemon, so that it holds up no process that ends. The child of a fork has the loop
+    and not the thread that ran it, and starts its own."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        renew_in_child(self, LoopThread._forget)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` there. Cancelling the future ends it within the loop's next turn."""
@@ -30,7 +32,11 @@ class LoopThread:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._guard:
-            if self._loop is None or self._pid != os.getpid():  # A fork has the loop, and not the thread that ran it.
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="provider-calls", daemon=True).start()
             return self._loop
+
+    def _forget(self) -> None:
+        leave_behind(self._loop)
+        self._loop = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, wait
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, Generat
 from aijobs.ai.providers.openai_compatible.call import Limits, Received
 from aijobs.ai.providers.openai_compatible.loop import LoopThread
 from aijobs.errors import JobError
+from aijobs.forks import leave_behind, new_lock, renew_in_child
 
 if TYPE_CHECKING:
     from aijobs.ai.providers.openai_compatible.client import ServerClient
@@ -24,8 +24,9 @@ class OpenAiCompatibleProvider:
 
     def __init__(self, config: ProviderConfig, loop: LoopThread) -> None:
         self._config, self._loop = config, loop
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._client: ServerClient | None = None
+        renew_in_child(self, OpenAiCompatibleProvider._forget)
 
     @property
     def name(self) -> str:
@@ -86,6 +87,10 @@ class OpenAiCompatibleProvider:
         """Close the connections that are kept; the next call opens new ones."""
         if self._client is not None:
             self._loop.submit(self._client.close()).result(timeout=5)
+
+    def _forget(self) -> None:
+        leave_behind(self._client)
+        self._client = None
 
     def _open_client(self) -> ServerClient:
         from aijobs.ai.providers.openai_compatible.client import ServerClient

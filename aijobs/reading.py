@@ -1,0 +1,32 @@
+"""Reads JSON from places where others may write, such as Redis: what isn't ours reads as absent."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from aijobs.logs import Sparing, get_logger
+
+T = TypeVar("T")
+
+logger = get_logger(__name__)
+_sparing = Sparing()
+
+
+def read_json(kind: str, text: str | bytes, shape: TypeAdapter[T]) -> T | None:
+    """The value that `text` holds, in strict mode; None, with a warning a minute for the kind, if it has another shape.
+
+    The shape bounds every number and length: a value that only looks right fails later, where nobody expects it.
+    """
+    try:
+        return shape.validate_json(text, strict=True)
+    except ValidationError:
+        warn_unreadable(kind)
+        return None
+
+
+def warn_unreadable(kind: str) -> None:
+    """Say once a minute that a value of this kind isn't ours."""
+    if (held_back := _sparing.may_say(kind)) is not None:
+        logger.warning("stored.unreadable", kind=kind, alsoUnreadable=held_back)
