@@ -494,8 +494,8 @@ class HeldJob(Answer):
 class WorkerRow(Answer):
     """One worker process.
 
-    `state`: stalled (it takes no message though some wait), late (its heartbeat is overdue), lost (it holds jobs and has
-    no heartbeat), unknown (the broker, which has the heartbeats, is away).
+    `state`: stalled (it takes no message though some wait), late (its heartbeat is overdue), lost (it holds jobs and
+    has no heartbeat), unknown (the broker, which has the heartbeats, is away).
     """
 
     schema_name = "Worker"
