@@ -12,6 +12,11 @@ def _nothing(grace_s: float = 0.0) -> None:
     """What a crew without threads of its own does at start and end."""
 
 
+def _no_suspect() -> bool:
+    """What a crew that runs no jobs answers."""
+    return False
+
+
 @dataclass(frozen=True)
 class Pass:
     """A periodic duty: what `run` does is harmless at any time, any number at once."""
@@ -28,6 +33,8 @@ class Crew:
     run_job: Callable[[JobMessage], object] | None = None
     """Does a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the
     maintenance queue."""
+    run_suspect: Callable[[], bool] = _no_suspect
+    """Runs one job that waits to be run alone; whether there was one. Never raises. At most one slot is kept busy."""
     passes: Sequence[Pass] = ()
     start: Callable[[], None] = _nothing
     """Called before the first message is taken; what it raises ends the process."""

@@ -82,7 +82,7 @@ def test_an_error_at_any_statement_leaves_nothing_of_the_projection(stage: Stage
         run = stage.engine._prepare.take(stage.message(job_id))
         assert run is not None
         with failing_statement(stage.kit, number, lambda: RuntimeError("injected")) as seen, suppress(Exception):
-            stage.engine._project.project(run)
+            stage.engine._attempts._project.project(run)
         if len(seen) < number:
             break
         assert stage.kit.rows("flashcards", job_id=job_id) == []
@@ -168,7 +168,7 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
     told: list[str],
 ) -> None:
     job_id = _job_that_was_projected_before(stage)
-    transactions, succeed = [], stage.engine._project._succeed
+    transactions, succeed = [], stage.engine._attempts._project._succeed
 
     def one_transaction(*arguments: Any) -> Any:
         transactions.append(arguments)
@@ -176,7 +176,7 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
             between(stage, job_id)
         return succeed(*arguments)
 
-    monkeypatch.setattr(stage.engine._project, "_succeed", one_transaction)
+    monkeypatch.setattr(stage.engine._attempts._project, "_succeed", one_transaction)
     before = stage.kit.types(job_id)
     assert stage.run(job_id) == word
     assert len(transactions) == 2
@@ -271,7 +271,7 @@ def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_faile
             kit.set(job_id, lock_until=BEGIN, lost_count=QUEUES[run.job.queue_name].attempts)
 
             def project(run: Any = run) -> Any:
-                return stage.engine._project.project(run)
+                return stage.engine._attempts._project.project(run)
 
             def reap(run: Any = run) -> Any:
                 return kit.lifecycle.expire(run.claim, BEGIN)
