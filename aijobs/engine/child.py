@@ -66,20 +66,24 @@ class Child:
         with self._guard:
             self._runs = token
         on_cancel(lambda: self._kill_over(token))
+        answer = None
         try:
             self._send(order)
             if self._receive() is None:
                 raise ChildUnused
-            return self._receive()
+            answer = self._receive()
         finally:
             with self._guard:
                 self._runs = None
+            if answer is None:
+                self.kill()
+        return answer
 
     def kill(self) -> None:
         """End it, and wait until it is gone."""
         self._killed = True
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
     def _kill_over(self, token: str) -> None:
         """Kill it where it still has this attempt in hand, and no other that came after it."""
