@@ -17,16 +17,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Engine, MetaData, Table, inspect, text
+from sqlalchemy import Column, Engine, MetaData, Table, inspect, select, text
 
 import aijobs
-from aijobs.db.database import Base, Key, UtcDateTime
+from aijobs.db.database import Base, Database, Key, UtcDateTime
 from aijobs.db.engines import build_engine
 from aijobs.db.schema import HEAD, REVISIONS, check_schema, read_revision, upgrade
 from aijobs.errors import SettingsError
+from aijobs.jobs.models import AiJob
 from aijobs.settings import resource
 from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.processes import Processes, clean_environment
+from tests.support.rows import add, build_job
 
 MIGRATIONS = resource("migrations")
 
@@ -105,6 +107,16 @@ def test_down_and_up_again_leaves_nothing_behind_and_nothing_out(engine: Engine)
     assert _describe(engine) == first
 
 
+def test_jobs_from_before_the_second_migration_have_no_uncharged_loss(engine: Engine) -> None:
+    upgrade(engine)
+    database = Database(engine)
+    add(database, job := build_job(lost_count=1, uncharged_losses=3))
+    _run(engine, command.downgrade, "0001")
+    assert upgrade(engine) == "0001"
+    with database.read() as session:
+        assert session.execute(select(AiJob.id, AiJob.lost_count, AiJob.uncharged_losses)).one() == (job.id, 1, 0)
+
+
 def test_an_upgrade_done_twice_changes_nothing(engine: Engine) -> None:
     assert upgrade(engine) is None
     assert upgrade(engine) == HEAD
@@ -167,9 +179,9 @@ def test_a_schema_at_head_is_accepted(engine: Engine) -> None:
 
 def test_an_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     upgrade(engine)
-    monkeypatch.setattr("aijobs.db.schema.REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr("aijobs.db.schema.HEAD", "0002")
-    with pytest.raises(SettingsError, match=r"older \(0001\) than this code \(0002\)") as refused:
+    monkeypatch.setattr("aijobs.db.schema.REVISIONS", (*REVISIONS, "9999"))
+    monkeypatch.setattr("aijobs.db.schema.HEAD", "9999")
+    with pytest.raises(SettingsError, match=rf"older \({HEAD}\) than this code \(9999\)") as refused:
         check_schema(engine)
     assert "\n" not in str(refused.value)
 
@@ -275,8 +287,8 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
         "config = Config(sys.argv[1] + '/alembic.ini')\n"
         "engine = build_engine('sqlite:///' + sys.argv[2])\n"
         "for step in (lambda: command.upgrade(config, 'head'),\n"
-        "             lambda: command.revision(config, 'extras', autogenerate=True, rev_id='0002'),\n"
-        "             lambda: command.upgrade(config, 'head'), lambda: command.downgrade(config, '0001')):\n"
+        "             lambda: command.revision(config, 'extras', autogenerate=True, rev_id='9000'),\n"
+        "             lambda: command.upgrade(config, 'head'), lambda: command.downgrade(config, '-1')):\n"
         "    with engine.connect() as connection:\n"
         "        config.attributes['connection'] = connection\n"
         "        step()\n"
@@ -289,7 +301,7 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    generated = (folder / "versions" / "0002_extras.py").read_text()
+    generated = (folder / "versions" / "9000_extras.py").read_text()
     for rendered in ("Key(36)", "UtcDateTime()", "Json", "LongText"):
         assert f", {rendered}," in generated
         assert f"from aijobs.db.database import {rendered.partition('(')[0]}\n" in generated

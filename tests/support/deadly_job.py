@@ -1,7 +1,7 @@
 """A job type whose input says how an attempt ends its process, brought in as a plug-in would be.
 
-In: `calls`, one entry per attempt, the last repeated. Out: how its projector ends the process. Leaves: an artifact whose
-id is the pid of the process that it succeeded in.
+In: `calls`, one entry per attempt, the last repeated. Out: how its projector ends the process. Leaves: an artifact
+whose id is the pid of the process that it succeeded in.
 """
 
 from __future__ import annotations

@@ -557,8 +557,8 @@ def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypa
     take = stage.engine._prepare.take
     ran: list[int] = []
 
-    def late(message: Any) -> Any:
-        run = take(message)
+    def late(message: Any, **options: Any) -> Any:
+        run = take(message, **options)
         stage.engine.drain(0)
         return run
 

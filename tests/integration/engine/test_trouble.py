@@ -415,7 +415,7 @@ def test_a_fault_of_our_own_is_not_called_an_outage_of_the_database(
 ) -> None:
     """Whoever is on call would look at the database, and find it well."""
 
-    def fault(*_: Any) -> Any:
+    def fault(*_: Any, **_options: Any) -> Any:
         raise TypeError(CANARY)
 
     message = stage.message(stage.kit.new_job().id)

@@ -47,6 +47,6 @@ def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> N
         for job_id in held:
             still.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
         assert reaper.reap() == 5
-        assert {kit.job(job_id).lost_count for job_id in held} == {0}
+        assert {kit.job(job_id).uncharged_losses for job_id in held} == {0}
     assert reaper.reap() == 3
-    assert [kit.job(claim.job_id).lost_count for claim in claims] == [1] * 8
+    assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 8
