@@ -46,6 +46,7 @@ class JobRow:
     attempt_no: int
     retry_count: int
     lost_count: int
+    uncharged_losses: int
     max_retry_count: int
     trigger_type: str
     credential_mode: str

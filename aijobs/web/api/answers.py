@@ -35,6 +35,7 @@ from aijobs.monitor.views import (
     WorkerRow,
 )
 from aijobs.web.context import language
+from aijobs.web.explanations import explain_losses
 from aijobs.web.shapes import breaker, present, to_ms, waiting
 
 _SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
@@ -79,6 +80,7 @@ def admin_job(job: JobRow, lang: str) -> dict[str, Any]:
         rootId=job.root_id,
         retryCount=job.retry_count,
         lostCount=job.lost_count,
+        unchargedLosses=job.uncharged_losses,
         maxRetryCount=job.max_retry_count,
         lockedBy=job.locked_by,
         lockUntil=job.lock_until,
@@ -98,6 +100,7 @@ def admin_detail(detail: JobDetail, wait: Wait | None, lang: str, *, usage: bool
     """Everything of one job but its content; tokens and cost with `usage` alone."""
     body = admin_job(detail.job, lang) | present(
         waiting=waiting(wait) if wait else None,
+        lossExplanation=" ".join(explain_losses(detail)) or None,
         inputSchemaVersion=detail.input_schema_version,
         outputSchemaVersion=detail.output_schema_version,
         promptVersion=detail.prompt_version,

@@ -17,6 +17,7 @@ from aijobs.cli.demo import SAMPLE_NOTES, read_text_file
 from aijobs.cli.failures import Failure
 from aijobs.cli.up import FIRST_OPERATOR_FILE, ensure_first_operator
 from aijobs.db.database import Database
+from aijobs.db.schema import HEAD
 from aijobs.learning.notes import MAX_CHARACTERS
 from aijobs.operators.models import Operator, OperatorToken
 from aijobs.settings import Settings
@@ -154,9 +155,9 @@ def test_a_database_that_nobody_serves_gives_one_line(aijobs: Aijobs, monkeypatc
 
 
 def test_an_upgrade_says_what_it_did(aijobs: Aijobs) -> None:
-    assert aijobs("db", "upgrade")[1] == "The schema is at 0001 now (before: none).\n"
-    assert aijobs("db", "upgrade")[1] == "The schema is at 0001 already.\n"
-    assert json.loads(aijobs("db", "upgrade", "--json")[1]) == {"before": "0001", "now": "0001"}
+    assert aijobs("db", "upgrade")[1] == f"The schema is at {HEAD} now (before: none).\n"
+    assert aijobs("db", "upgrade")[1] == f"The schema is at {HEAD} already.\n"
+    assert json.loads(aijobs("db", "upgrade", "--json")[1]) == {"before": HEAD, "now": HEAD}
 
 
 def _give_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
