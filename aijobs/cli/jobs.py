@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from aijobs.clock import iso
-from aijobs.errors import describe
-from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.cli.acting import shell_actor
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.cli.terminal import Terminal
+from aijobs.clock import iso
+from aijobs.errors import describe
+from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
+from aijobs.operators.actions import Operating
 from aijobs.web.explanations import WAITS, explain_losses
 from aijobs.web.money import format_money
-from aijobs.operators.actions import Operating
 from aijobs.web.shapes import waiting
 
 
@@ -73,8 +73,7 @@ def _print_calls(terminal: Terminal, detail: JobDetail) -> None:
     if detail.chain_total.calls:
         terminal.say(terminal.style("Provider calls", bold=True))
     for call in detail.usage:
-        lost = f"lost {row.lost_count}" + (f" + {row.uncharged_losses} not counted" if row.uncharged_losses else "")
-    facts = [
+        facts = [
             f"{call.state}" + (f" in {call.latency_ms} ms" if call.latency_ms is not None else ""),
             f"HTTP {call.http_status}" if call.http_status is not None else "",
             call.error_code or "",
