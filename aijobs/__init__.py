@@ -15,6 +15,7 @@ learning      the business: services, tables and projectors of the job types
 monitor       the window: reads for API and console
 wiring        where real collaborators are chosen
 workers       the three Huey instances
+suspect_worker  the child process in which suspects run
 web           the front door: JSON API, console, commands
 testing       what authors of plug-ins may use
 """
