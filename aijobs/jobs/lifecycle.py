@@ -166,22 +166,26 @@ class LifecycleRepository:
 
     # --- while an attempt runs ---------------------------------------------------------------------------------
 
-    def extend_lock(self, claim: Claim, *, tries: int = TRIES) -> None:
-        """Renew the lease; a beat that comes late, but before anybody took over, renews it too."""
-        self._quietly(claim, tries, lock_until=self._clock.now(self._lease.length))
+    def extend_lock(self, claim: Claim, *, tries: int = TRIES, waits: bool = True) -> None:
+        """Renew the lease; a beat that comes late, but before anybody took over, renews it too.
+
+        Unless it `waits`, a row that another transaction has just now is refused (`JobLockConflict`): while a suspect's
+        child projects, nobody takes the lease.
+        """
+        values = {"lock_until": self._clock.now(self._lease.length)}
+        self._database.write(lambda s: self._set_quietly(s, claim, values, waits), tries=tries)
 
     def report_progress(self, claim: Claim, percent: int, *, tries: int = TRIES) -> None:
         """Raise the progress to `percent` (0–100); within an attempt it never falls."""
-        self._quietly(claim, tries, progress=_raised(max(0, min(100, percent))))
+        values = {"progress": _raised(max(0, min(100, percent)))}
+        self._database.write(lambda s: self._set_quietly(s, claim, values), tries=tries)
 
-    def _quietly(self, claim: Claim, tries: int, **values: Any) -> None:
+    def _set_quietly(self, session: Session, claim: Claim, values: dict[str, Any], waits: bool = True) -> None:
         """A holder's write that is no change of state, and leaves no history."""
-
-        def change(session: Session) -> None:
-            if not self._changes.set(session, claim, **values):
-                raise self._changes.refusal(session, claim)
-
-        self._database.write(change, tries=tries)
+        if not waits:
+            self._lock_at_hand(session, claim)
+        if not self._changes.set(session, claim, **values):
+            raise self._changes.refusal(session, claim)
 
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
@@ -340,15 +344,12 @@ class LifecycleRepository:
         (`JobLockConflict`): a holder who is late, or stands still in the middle, keeps no other job waiting.
         """
 
-        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
-
         waits = at_once
 
         def take(session: Session) -> AiJob:
             nonlocal waits
             if not waits:
-                if session.execute(at_hand).scalar() is None:
-                    raise JobLockConflict(claim.job_id, "another transaction has its row")
+                self._lock_at_hand(session, claim)
                 waits = True  # At a second try: it may be our own, whose COMMIT is only late.
             count = {"uncharged_losses": AiJob.uncharged_losses + 1}
             return self._lose(
@@ -462,6 +463,13 @@ class LifecycleRepository:
     ) -> T:
         """Run `work` in the caller's session, or in a transaction of its own."""
         return self._database.write(work, settle) if session is None else work(session)
+
+    @staticmethod
+    def _lock_at_hand(session: Session, claim: Claim) -> None:
+        """Lock the job's row; `JobLockConflict` where another transaction has it."""
+        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
+        if session.execute(at_hand).scalar() is None:
+            raise JobLockConflict(claim.job_id, "another transaction has its row")
 
     def _go_on_or_cancel(
         self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any

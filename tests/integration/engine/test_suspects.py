@@ -175,3 +175,33 @@ def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     job = worker.job(job_id)
     assert (job.lifecycle_status, job.lost_count) == ("cancelled", 0)
     assert worker.events(job.id) == ["ai.job.cancelled"]
+
+
+def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:
+    job_id = worker.new_suspect()
+    for _ in range(3):
+        assert worker.engine.execute(worker.message(job_id)) == SET_APART
+    poll(worker.engine.run_suspect, timeout=START_S, what="the suspect was run")
+    assert not worker.engine.run_suspect(), "it waited once"
+    assert [kind for kind, _ in worker.history(job_id)] == ["created", "locked", "succeeded"]
+
+
+def test_a_suspect_waits_for_no_child_that_is_still_starting(worker: Worker) -> None:
+    worker.engine.execute(worker.message(worker.new_suspect()))
+    assert worker.engine.run_suspect() is False, "the slot is free for good jobs meanwhile"
+
+
+def test_a_child_that_cannot_start_charges_nobody(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr("aijobs.engine.child.MODULE", "aijobs.no_such_module")
+    job_id = worker.new_suspect()
+    worker.engine.execute(worker.message(job_id))
+
+    def failed() -> bool:
+        assert not worker.engine.run_suspect()
+        return "suspects.child_failed" in [line["event"] for line in log_lines()]
+
+    poll(failed, timeout=START_S, what="a start failed")
+    assert worker.job(job_id).losses == 1
+    assert [kind for kind, _ in worker.history(job_id)] == ["created"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
+from aijobs.errors import JobLockConflict
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.dispatcher import OutboxDispatcher
@@ -50,3 +51,17 @@ def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> N
         assert {kit.job(job_id).uncharged_losses for job_id in held} == {0}
     assert reaper.reap() == 3
     assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 8
+
+
+def test_a_suspects_beat_waits_for_no_row_that_its_child_holds(kit: Kit) -> None:
+    """The watcher beats for other jobs too."""
+    claim = kit.running()
+    until = kit.job(claim.job_id).lock_until
+    kit.advance(15)
+    with kit.database.transaction() as child:
+        child.execute(select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update())
+        with pytest.raises(JobLockConflict):
+            kit.lifecycle.extend_lock(claim, tries=1, waits=False)
+    assert kit.job(claim.job_id).lock_until == until
+    kit.lifecycle.extend_lock(claim, tries=1, waits=False)
+    assert kit.job(claim.job_id).lock_until > until
