@@ -40,11 +40,11 @@ def main(end: int) -> NoReturn:
 
 
 def _end_with_parent() -> None:
-    """End this process when its standard input is closed, which only the parent's end does.
+    """End this process, and what its jobs start, when its standard input is closed, which only the parent's end does.
 
-    By the kernel's own hand where it can (SIGIO, which nobody handles), for code that lets no thread of Python run.
+    The kernel signals its group (SIGIO, which nobody handles), for code that lets no thread of Python run.
     """
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
@@ -14,6 +17,9 @@ MODULE = "aijobs.suspect_worker"
 """What the child runs: the function `main` of this module, with the number of its end of the connection."""
 _START = "import importlib, sys; module, end, *sys.path = sys.argv[1:]; importlib.import_module(module).main(int(end))"
 """With the parent's own path, wherever its modules were found."""
+
+LOOK_S = 1.0
+"""Between two looks whether a child that says nothing still lives."""
 
 Answer = dict[str, Any]
 """How the attempt went: `outcome`, and the `events` that were published in the child."""
@@ -35,11 +41,14 @@ class Child:
         self._guard = threading.Lock()
         self._runs: str | None = None
         """The token of the attempt that it has in hand."""
-        self._ready = self._killed = False
+        self._ready = self._killed = self._reaped = False
         with theirs:
             end = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, MODULE, str(end), *sys.path], stdin=subprocess.PIPE, pass_fds=(end,)
+                [sys.executable, "-c", _START, MODULE, str(end), *sys.path],
+                stdin=subprocess.PIPE,
+                pass_fds=(end,),
+                start_new_session=True,
             )
 
     @property
@@ -54,7 +63,7 @@ class Child:
     @property
     def is_ready(self) -> bool:
         """Whether it has loaded everything and takes a job."""
-        if not self._ready and self._connection.poll():
+        if not self._ready and not self._killed and self._connection.poll():
             self._ready = self._receive() is not None
         return self._ready
 
@@ -64,6 +73,8 @@ class Child:
         `on_cancel` takes what is to be called when the attempt must stop: that kills the child.
         """
         with self._guard:
+            if self._killed or self._runs is not None:
+                raise ChildUnused
             self._runs = token
         on_cancel(lambda: self._kill_over(token))
         answer = None
@@ -80,17 +91,23 @@ class Child:
         return answer
 
     def kill(self) -> None:
-        """End it, and wait until it is gone."""
-        self._killed = True
-        self._process.kill()
-        self._process.communicate()
+        """End it with all that its jobs have started, and wait until it is gone."""
+        with self._guard:
+            first, self._killed, self._reaped = not self._reaped, True, True
+        if first:  # Afterwards another process may have its number.
+            self._kill_group()
+            self._process.communicate()
 
     def _kill_over(self, token: str) -> None:
         """Kill it where it still has this attempt in hand, and no other that came after it."""
         with self._guard:
             if self._runs == token:
                 self._killed = True
-                self._process.kill()
+                self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: Any) -> None:
         try:
@@ -100,6 +117,10 @@ class Child:
 
     def _receive(self) -> Answer | None:
         try:
+            # What the job's code has forked may keep the connection open after the child's death.
+            while not self._connection.poll(LOOK_S):
+                if self._process.poll() is not None and not self._connection.poll():
+                    return None
             received: Answer = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             return None

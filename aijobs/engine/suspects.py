@@ -20,7 +20,7 @@ from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, RELEASED, TIMEOUT
 from aijobs.errors import LifecycleError
 from aijobs.events import DomainEvent, EventBus
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle import WORKER_LOST, LifecycleRepository
 from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.message import JobMessage
@@ -178,7 +178,7 @@ class Suspects:
         """The child died of itself: nothing else ran in it."""
         job = self._lifecycle.charge(run.claim)
         losses = {"lostCount": job.lost_count, "unchargedLosses": job.uncharged_losses}
-        logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **run.fields(job))
+        logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **run.fields(job, WORKER_LOST))
         if job.lifecycle_status in FINAL:
             complete(self._bus, run, job, job.error_code)
 

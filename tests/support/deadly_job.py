@@ -32,7 +32,8 @@ class Call(BaseModel):
     wait_for: str = ""
     """A file: the attempt goes on once it is there."""
     way: str = ""
-    """`exit`, `segv` or `memory`: how the process ends. `stuck`: the code never returns, and keeps the interpreter."""
+    """`exit`, `segv`, `memory` or `leaves a fork`: how the process ends. `stuck`: the code never returns, and lets no
+    other thread run."""
     projector_way: str = ""
     """The same, while the output is projected."""
 
@@ -57,6 +58,10 @@ def die(way: str) -> None:
     """End this process as the kernel, a broken library or a poor script would, or hold it up for ever."""
     if way == "exit":
         os._exit(3)
+    if way == "leaves a fork" and os.fork():
+        os._exit(3)
+    if way == "leaves a fork":
+        time.sleep(30)
     if way == "segv":
         os.kill(os.getpid(), signal.SIGSEGV)
     if way == "memory":  # What the kernel does, without filling the machine's memory.

@@ -146,6 +146,10 @@ def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> 
     assert worker.run(innocent).lifecycle_status == "succeeded"
 
 
+def test_a_child_that_dies_and_leaves_a_fork_behind_is_charged(worker: Worker) -> None:
+    assert worker.run(worker.new_suspect({"way": "leaves a fork"})).lost_count == 1
+
+
 def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worker: Worker) -> None:
     poison = worker.new_suspect({"way": "memory"}, lost_count=1)
 

@@ -144,3 +144,21 @@ def test_a_killed_worker_leaves_no_child_and_its_suspect_is_not_charged(site: De
     site.wait_until(lambda: site.all_final(job_id), what="the job has ended")
     job = site.job(job_id)
     assert (job.lifecycle_status, job.lost_count, job.uncharged_losses) == ("succeeded", 0, 2)
+
+
+def test_good_jobs_flow_while_one_suspect_runs_and_others_wait(site: DeadlySite) -> None:
+    go = site.services.settings.instance_path / "go"
+    suspects = [site.order_of("poisoner", {"wait_for": str(go)}) for _ in range(3)]
+    for job_id in suspects:
+        site.make_suspect(job_id)
+    site.keep_worker("-w", "2")
+    poll(lambda: len(site.active_jobs()) == 1, timeout=60, what="one suspect runs")
+
+    good = [site.order_of(f"learner-{n}") for n in range(5)]
+    poll(lambda: site.all_final(*good), timeout=60, what="the good jobs have ended")
+
+    assert {site.job(job_id).lifecycle_status for job_id in good} == {"succeeded"}
+    assert [site.job(job_id).attempt_no for job_id in suspects].count(1) == 1, "one at a time"
+    go.touch()
+    poll(lambda: site.all_final(*suspects), timeout=60, what="the suspects have ended, one after another")
+    assert {site.job(job_id).lifecycle_status for job_id in suspects} == {"succeeded"}
