@@ -122,6 +122,6 @@ class Child:
                 if self._process.poll() is not None and not self._connection.poll():
                     return None
             received: Answer = json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):  # Whatever the job's code wrote into it instead is no answer.
             return None
         return received
