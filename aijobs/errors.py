@@ -331,6 +331,10 @@ class NotYourTurn(JobLockConflict):
         self.instead = instead
 
 
+class RunsAlone(JobLockConflict):
+    """The job is a suspect, and the asker's process is shared: it has to be run in a process of its own."""
+
+
 class LockLost(LifecycleError):
     """Another attempt or holder has the job; whoever got this must stop and write nothing."""
 

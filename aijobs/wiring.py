@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aijobs import job_types
 from aijobs.ai.billing.cost import BUILT_IN, CostCalculator
@@ -33,6 +33,8 @@ from aijobs.db.schema import check_schema
 from aijobs.definitions.definition import MAINTENANCE_QUEUE
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
+from aijobs.engine.attempt import Attempts
+from aijobs.engine.child import Answer
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
 from aijobs.engine.guard import Guard
@@ -41,6 +43,8 @@ from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
+from aijobs.engine.suspect_runner import SuspectRunner
+from aijobs.engine.suspects import Suspects
 from aijobs.errors import SettingsError
 from aijobs.events import EventBus
 from aijobs.forks import new_lock
@@ -53,6 +57,7 @@ from aijobs.jobs.service import AiJobService
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.learning.flashcards import FlashcardService
 from aijobs.learning.rules import LocalProvider
+from aijobs.logs import configure
 from aijobs.outbox.repository import OutboxRepository
 from aijobs.outbox.service import OutboxService
 from aijobs.queues.breaker_store import RedisBreakerStore
@@ -254,9 +259,7 @@ def build_engine(
     services: Services, presence: Presence, instance: InstanceId, abandon: Callable[[], None]
 ) -> ExecutionEngine:
     """The engine of one worker process."""
-    s, settings = services, services.settings
-    usage, servers = UsageLog(s.clock), build_servers(s.catalogue)
-    gateway, moderator = build_gateway(services, servers), find_moderator(s.catalogue, servers)
+    s, settings, attempts = services, services.settings, build_attempts(services)
 
     def watcher(engine: ExecutionEngine) -> Watcher:
         return Watcher(
@@ -272,25 +275,49 @@ def build_engine(
         )
 
     return ExecutionEngine(
-        prepare=Prepare(
-            s.database,
-            s.clock,
-            s.registry,
-            s.lifecycle,
-            s.outbox_events,
-            str(instance),
-            send_back=hand_over(s.broker),
-        ),
+        prepare=build_prepare(services, instance),
+        attempts=attempts,
+        lifecycle=s.lifecycle,
+        presence=presence,
+        watcher=watcher,
+        abandon=abandon,
+        suspects=Suspects(s.lifecycle, attempts, s.bus),
+    )
+
+
+def build_prepare(services: Services, instance: InstanceId) -> Prepare:
+    """What locks jobs for one process."""
+    s = services
+    return Prepare(
+        s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance), send_back=hand_over(s.broker)
+    )
+
+
+def build_attempts(services: Services) -> Attempts:
+    """The code of attempts: the same in a worker process and in a suspect's child."""
+    s, settings = services, services.settings
+    usage, servers = UsageLog(s.clock), build_servers(s.catalogue)
+    gateway, moderator = build_gateway(services, servers), find_moderator(s.catalogue, servers)
+    return Attempts(
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
         execute=Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(settings), moderator),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
-        lifecycle=s.lifecycle,
         bus=s.bus,
-        presence=presence,
-        watcher=watcher,
-        abandon=abandon,
     )
+
+
+def build_suspect_runner() -> Callable[[Mapping[str, Any]], Answer]:
+    """What runs attempts that a parent process has locked, with connections of this process's own."""
+    settings = Settings.load()
+    configure(settings.log_level)
+    services = build_services(settings)
+    return SuspectRunner(
+        services.lifecycle,
+        build_prepare(services, InstanceId.current()),
+        build_attempts(services),
+        services.bus,
+    ).run
 
 
 _load_safety = cache(ContentSafety.load)
@@ -360,6 +387,7 @@ def build_job_crew(
     return Crew(
         run_job=engine.execute,
         asked=presence.asked,
+        run_suspect=engine.run_suspect,
         start=start,
         catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name, due_for=timedelta())),
         drain=drain,

@@ -12,7 +12,7 @@ from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.operators.actions import Operating
-from aijobs.web.explanations import WAITS
+from aijobs.web.explanations import WAITS, explain_losses
 from aijobs.web.money import format_money
 from aijobs.web.shapes import explained
 
@@ -30,7 +30,7 @@ def job(job_id: str, internal: bool, as_json: bool) -> None:
         wait = services.monitor.find_wait(detail)
     if as_json:
         shown = to_json(detail)
-        del shown["waiting"]
+        del shown["waiting"], shown["lossExplanation"]
         write_json(shown | ({"waiting": answers.to_json(explained(wait))} if wait else {}))
     else:
         _print(Terminal(), detail, wait)
@@ -40,17 +40,19 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
     row = detail.job
     terminal.say(terminal.style(f"{row.job_type} {row.id}", bold=True))
     phase = "" if row.phase == row.lifecycle_status else f" ({row.phase})"
+    lost = f"lost {row.lost_count}" + (f" + {row.uncharged_losses} not counted" if row.uncharged_losses else "")
     facts = [
         ("state", f"{row.lifecycle_status}{phase}, {row.progress} %"),
         ("user", row.user_id),
         ("target", f"{row.target_type} {row.target_id}"),
         ("queue", f"{row.queue_name}, priority {row.priority}"),
-        ("attempt", f"{row.attempt_no} (errors {row.retry_count} of {row.max_retry_count}, lost {row.lost_count})"),
+        ("attempt", f"{row.attempt_no} (errors {row.retry_count} of {row.max_retry_count}, {lost})"),
         ("held by", row.locked_by),
         ("next attempt", iso(row.next_attempt_at) if row.next_attempt_at else None),
         ("because", str(WAITS[wait.reason].what) if wait else None),
         ("", wait.cause if wait else None),
         *(("", f"{b.scope}: {b.word}, {b.why}") for b in (wait.breakers if wait else ())),
+        *(("" if n else "lost workers", told) for n, told in enumerate(explain_losses(detail))),
         ("error", f"{row.error_code}: {describe(row.error_code).message()}" if row.error_code else None),
         ("internal", detail.internal_error_message),
         ("retry of", row.parent_job_id),
@@ -121,7 +123,11 @@ def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> No
     terminal.say(terminal.style("Timeline", bold=True))
     for entry in history:
         since = max(0.0, (entry.at - history[0].at).total_seconds())  # The database's clock may have gone back.
-        notes = [entry.error_code or "", f"{entry.duration_ms} ms" if entry.duration_ms is not None else ""]
+        uncharged = entry.type == "lease_lost" and entry.error_code is None
+        notes = [
+            entry.error_code or ("not counted" if uncharged else ""),
+            f"{entry.duration_ms} ms" if entry.duration_ms is not None else "",
+        ]
         said = "  ".join(note for note in (*notes, entry.actor) if note)
         terminal.say(f"  {iso(entry.at)}  +{since:.3f} s  attempt {entry.attempt_no}  {entry.type:<17} {said}")
 

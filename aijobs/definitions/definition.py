@@ -57,12 +57,14 @@ class QueuePolicy:
 
     queue_name: str
     attempts: int
-    """How many attempts may be lost, the last of which ends the job."""
+    """The charged loss that ends the job: how often its own process may die."""
     backoff_ms: int
-    """The wait before a takeover: backoff · 2^(lost_count − 1)."""
+    """The wait before a takeover: backoff · 2^(losses − 1), losses of any kind."""
     concurrency: int
 
 
+MOST_LOSSES = 5
+"""Losses of any kind that end a job, on each queue."""
 INTERACTIVE = QueuePolicy("ai-interactive", attempts=2, backoff_ms=2000, concurrency=2)
 BACKGROUND = QueuePolicy("ai-background", attempts=3, backoff_ms=5000, concurrency=1)
 QUEUES: Mapping[str, QueuePolicy] = {q.queue_name: q for q in (INTERACTIVE, BACKGROUND)}

@@ -11,29 +11,24 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from aijobs.db.database import TRIES
 from aijobs.db.engines import LOCK_WAIT_S
-from aijobs.engine.complete import complete
-from aijobs.engine.execute import Execute
-from aijobs.engine.failure import DatabaseTrouble, as_job_error
+from aijobs.engine.attempt import Attempts
+from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
-from aijobs.engine.project import Project
-from aijobs.engine.resolve import Resolve
 from aijobs.engine.run import Run
-from aijobs.engine.settle import Settle
-from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
-from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
-from aijobs.events import EventBus
+from aijobs.engine.suspects import Suspects
+from aijobs.engine.token import RELEASED
+from aijobs.errors import LifecycleError, RunsAlone
 from aijobs.jobs.lifecycle import LifecycleRepository
-from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, fault, get_logger
 from aijobs.queues.message import PUT_BACK, JobMessage
 
 logger = get_logger(__name__)
 
 NOT_TAKEN = "not_taken"
-PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
+SET_APART = "set_apart"
+"""The job is a suspect, and waits in this process for its turn to run alone."""
 
 
 class Presence(Protocol):
@@ -51,22 +46,18 @@ class ExecutionEngine:
         self,
         *,
         prepare: Prepare,
-        resolve: Resolve,
-        execute: Execute,
-        project: Project,
-        settle: Settle,
+        attempts: Attempts,
         lifecycle: LifecycleRepository,
-        bus: EventBus,
         presence: Presence,
         watcher: Callable[[ExecutionEngine], Watcher],
         abandon: Callable[[], None],
+        suspects: Suspects | None = None,
     ) -> None:
         """`abandon` ends the process within a bounded time, because an attempt's code can't be brought to return; it
-        doesn't wait for that.
+        doesn't wait for that. Without `suspects` a job that lost a worker runs like any other.
         """
-        self._prepare, self._resolve, self._execute = prepare, resolve, execute
-        self._project, self._settle, self._lifecycle = project, settle, lifecycle
-        self._bus, self._presence, self._abandon = bus, presence, abandon
+        self._prepare, self._attempts, self._lifecycle = prepare, attempts, lifecycle
+        self._presence, self._abandon, self._suspects = presence, abandon, suspects
         self._guard = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._draining = False
@@ -84,15 +75,44 @@ class ExecutionEngine:
 
     def execute(self, message: JobMessage) -> str:
         """Run the job of `message` and say how the attempt ended; `not_taken` where there was nothing to run,
-        `PUT_BACK` where nobody can say: the database is away, or this process takes nothing any more.
+        `PUT_BACK` where nobody can say: the database is away, or this process takes nothing any more. A suspect is
+        `SET_APART`, for `run_suspect`.
 
         The attempt's code has a thread of its own, so that code which does not return when its time is up holds no
         slot of the worker.
         """
         if self._draining:
             return PUT_BACK
+        if self._suspects is None:
+            return self._run_job(message)
+        if self._suspects.waits(message.job_id):
+            return SET_APART
         try:
-            run = self._prepare.take(message)
+            return self._run_job(message, suspects=False)
+        except RunsAlone:
+            self._suspects.add(message)
+            return SET_APART
+
+    def run_suspect(self) -> bool:
+        """Run the suspect that has waited longest alone in a process of its own; return whether one was run.
+
+        At most one runs at a time, whichever slot asks.
+        """
+        if self._draining or self._suspects is None:
+            return False
+        with self._suspects.turn() as message:
+            if message is None:
+                return False
+            if self._run_job(message) == PUT_BACK:
+                self._suspects.add(message)
+                return False
+            return True
+
+    def _run_job(self, message: JobMessage, *, suspects: bool = True) -> str:
+        try:
+            run = self._prepare.take(message, suspects=suspects)
+        except RunsAlone:
+            raise
         except Exception as error:
             self._trouble.failed(error)
             # While the database is away the queue is left as it is. What one job alone can't be read for is dropped
@@ -121,97 +141,18 @@ class ExecutionEngine:
         self._presence.finished(run.claim.job_id)
         return run.outcome
 
-    # --- one attempt -------------------------------------------------------------------------------------------
-
     def _attempt(self, run: Run) -> None:
         try:
-            self._walk(run)
-        except LifecycleError as gone:
-            self._yield(run, gone)
-        except ProvidersBusy as busy:
-            self._postpone(run, busy)
-        except BaseException as error:
-            self._fail(run, as_job_error(error), error)
+            if self._suspects is not None and run.job.is_suspect:
+                self._suspects.run(run, self._give_back)
+            else:
+                self._attempts.run(run)
         finally:
-            run.returned.set()
-            with run.ending:
-                run.end("lost")
             self._forget(run)
 
     def _forget(self, run: Run) -> None:
         with self._guard:
             self._runs.pop(run.claim.token, None)
-
-    def _walk(self, run: Run) -> None:
-        resolved = self._resolve.resolve(run)
-        if resolved is not None:
-            self._execute.execute(run, resolved)
-        run.token.raise_if_cancelled()
-        with run.ending:
-            job = self._project.project(run)
-            complete(self._bus, run, job)
-
-    def _yield(self, run: Run, gone: LifecycleError) -> None:
-        """The row refused a write of this attempt: it was cancelled, or another has it."""
-        if isinstance(gone, CancelRequested):
-            run.token.cancel(CANCELLED)
-            try:
-                with run.ending:
-                    self._end(run, CANCELLED, TRIES)
-            except Exception as error:
-                self._leave_to_reaper(run, CANCELLED, error)
-            return
-        with run.ending:  # After whoever is just closing it, who may know less of the answer.
-            if not run.ended.is_set():
-                logger.warning("job.lock_lost", why=type(gone).__name__, **run.fields())
-            self._close_call(run, run.token.reason or LOST)
-            run.end("lost")  # Before the watcher's next look, which would tell of it again.
-
-    def _fail(self, run: Run, error: JobError, cause: BaseException) -> None:
-        with run.ending:
-            if run.ended.is_set() or run.token.reason in (LOST, RELEASED):
-                self._close_call(run, error.code)
-                return
-            try:
-                job = self._settle.settle(run, error, cause)
-            except LifecycleError as gone:
-                self._yield(run, gone)
-            except Exception as second:
-                self._leave_to_reaper(run, error.code, second)
-            else:
-                complete(self._bus, run, job, error.code)
-
-    def _postpone(self, run: Run, busy: ProvidersBusy) -> None:
-        """No provider is to be asked now: the job waits, and the worker's slot is free for another."""
-        with run.ending:
-            if run.ended.is_set() or run.token.reason in (LOST, RELEASED):
-                return
-            try:
-                job = self._settle.postpone(run, busy)
-            except LifecycleError as gone:
-                self._yield(run, gone)
-            except Exception as second:
-                self._leave_to_reaper(run, PROVIDER_UNAVAILABLE, second)
-            else:
-                waits = job.lifecycle_status not in FINAL and job.retry_count == run.job.retry_count
-                if waits:
-                    logger.info("job.postponed", waitMs=round(busy.wait.total_seconds() * 1000), **run.fields(job))
-                    run.end("postponed")
-                else:
-                    complete(self._bus, run, job, job.error_code or PROVIDER_UNAVAILABLE)
-
-    def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
-        """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""
-        logger.error("job.left_to_reaper", error=type(why).__name__, **run.fields(error_code=code))
-
-    def _close_call(self, run: Run, code: str) -> None:
-        """Close the usage row of a call whose attempt is over: usage alone isn't fenced."""
-        if run.call is None:
-            return
-        try:
-            self._settle.close_call(run, code)
-        except Exception as error:
-            logger.error("usage.close_failed", **fault(error), **run.fields(error_code=code))
 
     # --- from outside the attempt's thread -----------------------------------------------------------------------
 
@@ -225,22 +166,9 @@ class ExecutionEngine:
         if not run.ending.acquire(blocking=False):
             return
         try:
-            self._end(run, reason, tries=1)
+            self._attempts.end(run, reason, tries=1)
         finally:
             run.ending.release()
-
-    def _end(self, run: Run, reason: str, tries: int) -> None:
-        if run.ended.is_set():
-            return
-        try:
-            if reason == CANCELLED:
-                job = self._settle.cancel(run, tries=tries)
-            else:
-                error = JobError(TIMEOUT, f"the attempt passed {run.definition.execution.timeout_ms} ms")
-                job = self._settle.settle(run, error, error, tries=tries)
-        except LifecycleError:
-            return  # Another worker has the job; the next look of the watcher says so.
-        complete(self._bus, run, job, reason)
 
     def stuck(self, run: Run) -> None:
         """An attempt's code runs on long after its end: leave the process, and give everything else back at once.
@@ -264,8 +192,10 @@ class ExecutionEngine:
         return len(left)
 
     def close(self) -> None:
-        """Stop the watcher, after `drain`."""
+        """Stop the watcher and the suspects' child, after `drain`."""
         self._watcher.close()
+        if self._suspects is not None:
+            self._suspects.close()
 
     def _release(self, run: Run) -> None:
         if not run.ending.acquire(timeout=LOCK_WAIT_S):

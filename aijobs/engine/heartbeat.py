@@ -174,7 +174,8 @@ class Watcher:
         if not run.ending.acquire(blocking=False):
             return  # It is just being ended. Its transaction holds the row, and so keeps off the reaper as well.
         try:
-            self._lifecycle.extend_lock(run.claim, tries=1)  # The next look beats again where this one fails.
+            # The next look beats again where this one fails. A suspect's child may hold its row for long.
+            self._lifecycle.extend_lock(run.claim, tries=1, waits=not run.job.is_suspect)
         except LifecycleError:
             return  # Lost, or ended this very moment: the next look compares holders, and tells which.
         finally:

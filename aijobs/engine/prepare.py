@@ -15,7 +15,7 @@ from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
-from aijobs.errors import JobLockConflict, NotYourTurn
+from aijobs.errors import JobLockConflict, NotYourTurn, RunsAlone
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, Locked, claim_of
 from aijobs.jobs.models import AiJob
@@ -52,30 +52,37 @@ class Prepare:
         self._sparing = Sparing()
         self._trouble = DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
 
-    def take(self, message: JobMessage) -> Run | None:
+    def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
         """Lock the job for a new attempt, or another user's where it is that one's turn.
 
-        None where its type is unknown here, or nothing can be locked now.
+        None where its type is unknown here, or nothing can be locked now. Without `suspects` a job that lost a worker
+        is left alone, and `RunsAlone` raised.
         """
         definition = self._registry.find(message.job_type)
         if definition is None:
             self._leave_unknown(message)
             return None
         try:
-            locked = self._lock(message)
+            locked = self._lock(message, suspects)
+        except RunsAlone:
+            raise
         except JobLockConflict as refused:
             reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
-        job = locked.job
-        definition, claim = self._registry.get(job.job_type), claim_of(job)
-        progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
-        token = CancellationToken(definition.execution.timeout_ms / 1000, progress.show)
-        run = Run(job, claim, definition, token, locked.event_id, locked.content)
+        run = self.begin(locked)
         logger.info("job.locked", **run.fields())
         return run
 
-    def _lock(self, message: JobMessage) -> Locked:
+    def begin(self, locked: Locked, seconds: float | None = None) -> Run:
+        """The attempt of a job that was just locked; out of time in `seconds`, or as its definition says."""
+        definition, claim = self._registry.get(locked.job.job_type), claim_of(locked.job)
+        progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
+        limit_s = definition.execution.timeout_ms / 1000 if seconds is None else seconds
+        token = CancellationToken(limit_s, progress.show)
+        return Run(locked.job, claim, definition, token, locked.event_id, locked.content)
+
+    def _lock(self, message: JobMessage, suspects: bool) -> Locked:
         """The message's job, locked, or the one whose turn it is: the slot is free, and must not idle.
 
         The message of a job that has to wait goes back before anything is locked, so that nothing is lost between.
@@ -85,7 +92,7 @@ class Prepare:
         for turn in range(1, TURNS + 1):
             try:
                 event_id = message.event_id if wanted == message.job_id else None
-                return self._lifecycle.lock_job(wanted, self._instance_id, known, event_id=event_id)
+                return self._lifecycle.lock_job(wanted, self._instance_id, known, event_id=event_id, suspects=suspects)
             except NotYourTurn as refused:
                 if not sent_back:
                     self._give_back(message)

@@ -45,6 +45,9 @@ DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
 NOT_ASKED = AiJob.cancel_requested_at.is_(None)
 """Nobody asked to cancel it."""
 
+NO_SUSPECT = AiJob.lost_count + AiJob.uncharged_losses == 0
+"""No worker was lost with it."""
+
 
 THE_JOB = AiJob.id == bindparam("of_job")
 """The one job that the parameters `of` name."""

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from aijobs.db.clock import Clock
 from aijobs.db.statements import read_rows
 from aijobs.errors import NotYourTurn
-from aijobs.jobs.changes import DUE_AT, NOT_ASKED
+from aijobs.jobs.changes import DUE_AT, NO_SUSPECT, NOT_ASKED
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
@@ -64,9 +64,10 @@ class FairShare:
     ) -> Row[Any] | None:
         """The best waiting job of the next user behind `last`, around the ring, who isn't `busy`.
 
+        No suspect: it has a place of its own, which may be taken, and then nobody would run.
         A backlog is stepped over as a whole, and there are few busy users: each holds about half of the slots.
         """
-        where = [AiJob.queue_name == queue_name, NOT_ASKED]
+        where = [AiJob.queue_name == queue_name, NOT_ASKED, NO_SUSPECT]
         if job_types is not None:
             where.append(AiJob.job_type.in_(job_types))
         again = self._find_due_again(session, where)

@@ -22,8 +22,8 @@ from aijobs.canonical import canonical_hash
 from aijobs.db.clock import Clock
 from aijobs.db.database import TRIES, Database, T
 from aijobs.db.statements import read_rows
-from aijobs.definitions.definition import QUEUES
-from aijobs.errors import CancelRequested, JobLockConflict
+from aijobs.definitions.definition import MOST_LOSSES, QUEUES
+from aijobs.errors import CancelRequested, JobLockConflict, RunsAlone
 from aijobs.jobs.changes import (
     DUE_AT,
     HELD,
@@ -81,8 +81,8 @@ class LifecycleRepository:
     """Creates, locks and ends jobs.
 
     `create_job` joins its caller's transaction. `lock_job`, `extend_lock`, `release`, `release_for_retry`,
-    `report_progress`, `request_cancel` and `expire` commit at once. The `mark_` methods, `save_output` and `give_up`
-    join the session they are given; without one they commit their own.
+    `report_progress`, `request_cancel`, `expire` and `charge` commit at once. The `mark_` methods, `save_output` and
+    `give_up` join the session they are given; without one they commit their own.
 
     A method whose UPDATE finds no row reads the job and raises `LockLost` (another attempt or holder),
     `JobLockConflict` or `IllegalTransition` (wrong state), `CancelRequested` or `JobGone`; nothing is written.
@@ -117,12 +117,14 @@ class LifecycleRepository:
         job_types: Collection[str] | None = None,
         *,
         event_id: str | None = None,
+        suspects: bool = True,
     ) -> Locked:
         """Take a due job for a new attempt; `JobLockConflict` where it can't be taken now.
 
         Due, held by nobody, not asked to cancel, and of a queue that isn't paused: in one statement. `NotYourTurn`
         where its user has a share of the queue already, and another waits for work of `job_types` (of any).
         `event_id` is the event that asks for this attempt as far as is known: with it, one statement finds all.
+        Without `suspects` a job that lost a worker is refused (`RunsAlone`).
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
@@ -133,6 +135,8 @@ class LifecycleRepository:
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
             job, held, content, *event = find(session).one()
+            if job.is_suspect and not suspects:
+                raise RunsAlone(job_id, "it lost a worker, and runs in a process of its own")
             self._fair_share.check(session, job, held, job_types)
             settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, SeenEvent(*event))
             record(session, self._clock, job, "locked", instance=instance_id)
@@ -162,22 +166,26 @@ class LifecycleRepository:
 
     # --- while an attempt runs ---------------------------------------------------------------------------------
 
-    def extend_lock(self, claim: Claim, *, tries: int = TRIES) -> None:
-        """Renew the lease; a beat that comes late, but before anybody took over, renews it too."""
-        self._quietly(claim, tries, lock_until=self._clock.now(self._lease.length))
+    def extend_lock(self, claim: Claim, *, tries: int = TRIES, waits: bool = True) -> None:
+        """Renew the lease; a beat that comes late, but before anybody took over, renews it too.
+
+        Unless it `waits`, a row that another transaction has just now is refused (`JobLockConflict`): while a suspect's
+        child projects, nobody takes the lease.
+        """
+        values = {"lock_until": self._clock.now(self._lease.length)}
+        self._database.write(lambda s: self._set_quietly(s, claim, values, waits), tries=tries)
 
     def report_progress(self, claim: Claim, percent: int, *, tries: int = TRIES) -> None:
         """Raise the progress to `percent` (0–100); within an attempt it never falls."""
-        self._quietly(claim, tries, progress=_raised(max(0, min(100, percent))))
+        values = {"progress": _raised(max(0, min(100, percent)))}
+        self._database.write(lambda s: self._set_quietly(s, claim, values), tries=tries)
 
-    def _quietly(self, claim: Claim, tries: int, **values: Any) -> None:
+    def _set_quietly(self, session: Session, claim: Claim, values: dict[str, Any], waits: bool = True) -> None:
         """A holder's write that is no change of state, and leaves no history."""
-
-        def change(session: Session) -> None:
-            if not self._changes.set(session, claim, **values):
-                raise self._changes.refusal(session, claim)
-
-        self._database.write(change, tries=tries)
+        if not waits:
+            self._lock_at_hand(session, claim)
+        if not self._changes.set(session, claim, **values):
+            raise self._changes.refusal(session, claim)
 
     def save_output(self, claim: Claim, output: Any, session: Session | None = None) -> AiJob:
         """Keep the validated output and its hash on the job, so that it is never bought again."""
@@ -328,38 +336,46 @@ class LifecycleRepository:
         return self._in(session, free, freed(claim))
 
     def expire(self, claim: Claim, lock_until: datetime, *, at_once: bool = False) -> AiJob:
-        """Take a lost worker's lease away, counted: the next attempt is asked for, or the job fails.
+        """Take a lost worker's lease away, uncharged: other jobs ran in its process, and any of them may have ended it.
 
         `lock_until` is what was read, so that a beat in between wins (`LockLost`). The takeover waits for the
-        queue's backoff · 2^(lost_count − 1), or not at all with `at_once` (the worker is known to be gone, and the
+        queue's backoff · 2^(losses − 1), or not at all with `at_once` (the worker is known to be gone, and the
         server may only learn of it). Else a row that another transaction has just now isn't waited for, but refused
         (`JobLockConflict`): a holder who is late, or stands still in the middle, keeps no other job waiting.
         """
-
-        note = Note("lease_lost", REAPER, WORKER_LOST)
-        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
 
         waits = at_once
 
         def take(session: Session) -> AiJob:
             nonlocal waits
             if not waits:
-                if session.execute(at_hand).scalar() is None:
-                    raise JobLockConflict(claim.job_id, "another transaction has its row")
+                self._lock_at_hand(session, claim)
                 waits = True  # At a second try: it may be our own, whose COMMIT is only late.
-            unchanged = AiJob.lock_until == lock_until
-            lost = AiJob.lost_count + 1
-            job = self._go_on_or_cancel(session, claim, note, unchanged, lost_count=lost, **_FREE)
-            if job.lifecycle_status in FINAL:
-                return job
-            policy = QUEUES[job.queue_name]
-            if job.lost_count >= policy.attempts + (1 if job.output_hash else 0):
-                return self._fail_lost(session, job)
-            wait = timedelta(milliseconds=0 if at_once else policy.backoff_ms * 2 ** (job.lost_count - 1))
-            self._changes.set(session, job.id, next_attempt_at=self._clock.now(wait))
-            return self._ask_again(session, self._changes.get(session, job.id))
+            count = {"uncharged_losses": AiJob.uncharged_losses + 1}
+            return self._lose(
+                session, claim, Note("lease_lost", REAPER), count, at_once, AiJob.lock_until == lock_until
+            )
 
         return self._database.write(take, settle=freed(claim))
+
+    def charge(self, claim: Claim) -> AiJob:
+        """Give up the lease of a job whose own process died, charged: nothing else ran in it."""
+        note, count = Note("lease_lost", WORKER, WORKER_LOST), {"lost_count": AiJob.lost_count + 1}
+        return self._database.write(lambda s: self._lose(s, claim, note, count, False), settle=freed(claim))
+
+    def _lose(
+        self, session: Session, claim: Claim, note: Note, count: Any, at_once: bool, *where: ColumnElement[bool]
+    ) -> AiJob:
+        """Free a lease that was lost and count it: the next attempt is asked for, or the job fails."""
+        job = self._go_on_or_cancel(session, claim, note, *where, **count, **_FREE)
+        if job.lifecycle_status in FINAL:
+            return job
+        policy = QUEUES[job.queue_name]
+        if job.losses >= MOST_LOSSES or job.lost_count >= policy.attempts + (1 if job.output_hash else 0):
+            return self._fail_lost(session, job, note.actor, claim.instance)
+        wait = timedelta(milliseconds=0 if at_once else policy.backoff_ms * 2 ** (job.losses - 1))
+        self._changes.set(session, job.id, next_attempt_at=self._clock.now(wait))
+        return self._ask_again(session, self._changes.get(session, job.id))
 
     def give_up(
         self,
@@ -391,6 +407,22 @@ class LifecycleRepository:
         return self._in(session, end, ended(Claim(job_id, token, attempt)))
 
     # --- reading -----------------------------------------------------------------------------------------------
+
+    def find_held(self, claim: Claim, event_id: str | None) -> Locked | None:
+        """The job that is held under `claim`, as `lock_job` gave it; None where the claim is gone."""
+        query = (
+            select(AiJob, cast(AiJobSnapshot.content, Text))
+            .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
+            .where(HELD)
+        )
+        with self._database.read() as session:
+            found = session.execute(query, of(claim)).one_or_none()
+            return Locked(found[0], event_id, found[1]) if found else None
+
+    def find(self, job_id: str) -> AiJob | None:
+        """The job as it is now."""
+        with self._database.read() as session:
+            return session.get(AiJob, job_id)
 
     def find_by_lifecycle_status(
         self, statuses: Sequence[str], queue_name: str | None = None, limit: int | None = None
@@ -432,6 +464,13 @@ class LifecycleRepository:
         """Run `work` in the caller's session, or in a transaction of its own."""
         return self._database.write(work, settle) if session is None else work(session)
 
+    @staticmethod
+    def _lock_at_hand(session: Session, claim: Claim) -> None:
+        """Lock the job's row; `JobLockConflict` where another transaction has it."""
+        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
+        if session.execute(at_hand).scalar() is None:
+            raise JobLockConflict(claim.job_id, "another transaction has its row")
+
     def _go_on_or_cancel(
         self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
     ) -> AiJob:
@@ -455,13 +494,14 @@ class LifecycleRepository:
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job
 
-    def _fail_lost(self, session: Session, job: AiJob) -> AiJob:
+    def _fail_lost(self, session: Session, job: AiJob, actor: str, instance: str) -> AiJob:
         """End a job whose last allowed worker was lost; its lease was taken away in this transaction."""
         unheld = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
-        if not self._changes.change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST))):
+        why = f"its own process died {job.lost_count} times, shared ones {job.uncharged_losses} times"
+        if not self._changes.change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST, why))):
             raise self._changes.refusal(session, job.id)
         failed = self._changes.get(session, job.id)
-        self._changes.tell(session, failed, Note(FAILED, REAPER, WORKER_LOST))
+        self._changes.tell(session, failed, Note(FAILED, actor, WORKER_LOST), instance)
         return failed
 
     def _ask_again(self, session: Session, job: AiJob) -> AiJob:

@@ -59,7 +59,9 @@ class AiJob(Base):
     retry_count: Mapped[int] = mapped_column(Integer, default=0)
     """Errors that were tried again."""
     lost_count: Mapped[int] = mapped_column(Integer, default=0)
-    """Workers that were lost."""
+    """Charged losses: its own process died, in which nothing else ran."""
+    uncharged_losses: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """Losses in a process that other jobs shared, so that nobody knows which of them ended it."""
     max_retry_count: Mapped[int] = mapped_column(Integer)
     attempt_no: Mapped[int] = mapped_column(Integer, default=0)
     """The fencing token: up with every lock."""
@@ -83,6 +85,16 @@ class AiJob(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @property
+    def losses(self) -> int:
+        """Losses of any kind."""
+        return self.lost_count + self.uncharged_losses
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the job may be what ends its worker's process, and so runs in a process of its own."""
+        return self.losses > 0
 
     __table_args__ = (
         Index("uq_ai_jobs_user_type_key", "user_id", "job_type", "idempotency_key", unique=True),

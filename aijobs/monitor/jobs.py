@@ -51,6 +51,7 @@ _COPIED = (
     "attempt_no",
     "retry_count",
     "lost_count",
+    "uncharged_losses",
     "max_retry_count",
     "trigger_type",
     "credential_mode",

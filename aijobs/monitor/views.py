@@ -127,6 +127,7 @@ class JobRow(PublicJob):
     root_id: str
     retry_count: Natural
     lost_count: Natural
+    uncharged_losses: Natural
     max_retry_count: Natural
     locked_by: Maybe[str]
     lock_until: Maybe[Time]
@@ -419,6 +420,8 @@ class JobDetail(Flattened):
     read_at: Annotated[datetime, Field(exclude=True)]
     """The database's time of reading: ages are counted from here."""
     waiting: Maybe[Wait] = None
+    loss_explanation: Maybe[str] = None
+    """In the reader's language, which the web knows."""
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,11 @@ def configure_logs(settings: Settings) -> None:
 
 class JobWorker(Worker):
     """A worker thread. While broker or database is away it tries again every two seconds at most, without a
-    line each time."""
+    line each time. A suspect comes before messages where other threads take those, else only when there are none."""
 
     def loop(self, now: Any = None) -> None:
+        if self.huey.workers > 1 and self.huey.run_suspect():
+            return
         try:
             task = self.huey.dequeue()
         except redis.RedisError as error:
@@ -83,6 +85,8 @@ class JobWorker(Worker):
         self.huey.outage.worked()
         if task is None:
             self.delay = self.default_delay
+            if not self.stop_flag.is_set():
+                self.huey.run_suspect()
             return
         if self.stop_flag.is_set():
             self._put_back()

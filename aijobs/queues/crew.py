@@ -16,6 +16,11 @@ def _unnoted(popped: bool) -> None:
     """What a crew without a heartbeat does when the queue answers."""
 
 
+def _no_suspect() -> bool:
+    """What a crew that runs no jobs answers."""
+    return False
+
+
 @dataclass(frozen=True)
 class Pass:
     """A periodic duty: what `run` does is harmless at any time, any number at once."""
@@ -32,6 +37,8 @@ class Crew:
     run_job: Callable[[JobMessage], object] | None = None
     """Does a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the
     maintenance queue."""
+    run_suspect: Callable[[], bool] = _no_suspect
+    """Runs one job that waits to be run alone; whether there was one. Never raises. At most one slot is kept busy."""
     passes: Sequence[Pass] = ()
     asked: Callable[[bool], None] = _unnoted
     """Called each time the queue answered a worker that asked for a message, with whether there was one."""

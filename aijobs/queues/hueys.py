@@ -160,6 +160,10 @@ class AiJobsHuey(PriorityRedisHuey):
             raise AijobsError(f"{self.queue_name} takes no jobs")
         return crew.run_job(message)
 
+    def run_suspect(self) -> bool:
+        """Run one job that waits to be run alone; whether there was one."""
+        return self._working_crew().run_suspect()
+
     def abandon(self) -> None:
         """Give this process up, from any thread: what it holds is given back, it ends with code 75, and
         whoever supervises it starts a fresh one. Returns at once."""

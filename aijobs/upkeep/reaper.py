@@ -71,6 +71,7 @@ class LockReaper:
             "job.lease_lost",
             holder=claim.instance,
             lostCount=after.lost_count,
+            unchargedLosses=after.uncharged_losses,
             **job_fields(after, attemptNo=job.attempt_no),
         )
         return 1

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from flask_babel import lazy_gettext as _l
 
+from aijobs.definitions.definition import MOST_LOSSES, QUEUES
+from aijobs.monitor.views import JobDetail
+
 
 class Explanation(NamedTuple):
     """What happened, and what to do about it."""
@@ -92,8 +95,8 @@ FAILURES: Mapping[str, Explanation] = {
         _l("The frozen input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
     ),
     "INTERNAL_WORKER_LOST": Explanation(
-        _l("The worker that ran the job was lost."),
-        _l("Look for workers that were killed (memory, deploys) at the times below, then retry."),
+        _l("The processes that ran the job died too often."),
+        _l("Look at its input and for killed workers (memory, deploys) at the times below, then retry."),
     ),
     "INTERNAL_NOT_DISPATCHED": Explanation(
         _l("The job's message could not be handed to the broker."),
@@ -103,6 +106,28 @@ FAILURES: Mapping[str, Explanation] = {
         _l("No worker knows this type of job."), _l("Deploy workers that know the type; this job cannot be retried.")
     ),
 }
+
+_RUNS_ALONE = _l(
+    "Its worker process died while several jobs ran in it. It now runs alone in a process of its own, so that it can't "
+    "take others with it."
+)
+
+
+def explain_losses(detail: JobDetail) -> list[str]:
+    """What became of the job's workers, a sentence each; empty where none was lost."""
+    job, told = detail.job, list[str]()
+    if job.uncharged_losses and not job.final:
+        told.append(str(_RUNS_ALONE))
+    if job.lost_count:
+        most = QUEUES[job.queue_name].attempts + (1 if detail.output_hash else 0)
+        told.append(str(_l("Its own process died %(n)s of %(m)s times.", n=job.lost_count, m=most)))
+    if job.uncharged_losses:
+        losses = {"n": job.uncharged_losses, "most": MOST_LOSSES}
+        told.append(
+            str(_l("Workers lost together with other jobs: %(n)s. At %(most)s losses of any kind it fails.", **losses))
+        )
+    return told
+
 
 _BY_PREFIX = (
     ("PROVIDER_", Explanation(_l("The provider failed."), _PROVIDER_BUSY)),

@@ -29,6 +29,8 @@ class ProviderCall(BaseModel):
 
     sleep_ms: int = Field(0, ge=0, le=60_000)
     raise_: str | None = Field(None, alias="raise")
+    dies: bool = False
+    """It takes its process with it."""
     garbled: bool = False
     """The answer is no JSON."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,12 +22,13 @@ from aijobs.ai.calling.breaker import CircuitBreaker
 from aijobs.ai.provider import AiProvider, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.definitions import definition
+from aijobs.engine import child
 from aijobs.engine.execute import Execute
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.learning.rules import MODEL, NAME, LocalProvider
 from aijobs.queues.hueys import QueueStorage
-from tests.chaos import chaos_job, crashes, ledger
+from tests.chaos import chaos_job, crashes, ledger, suspect_worker
 from tests.chaos.crashes import CrashPoints
 from tests.chaos.faults import DROP_MARK, DROP_SHARE, DROPPED
 from tests.chaos.provider import with_row
@@ -72,6 +74,8 @@ class Books:
         calls = job_input["calls"]
         call = calls[min(attempt_no, len(calls)) - 1]
         token.sleep(call.get("sleep_ms", 0) / 1000)
+        if call.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if call.get("raise"):
             raise JobError(call["raise"], "scripted by the job's input")
         return GenerateAnswer(
@@ -104,10 +108,20 @@ def lose_messages(folder: Path) -> Callable[..., Any]:
     return dequeue
 
 
+def install_books(points: CrashPoints, folder: Path) -> None:
+    """Keep the books in this process, and answer the chaos type's calls."""
+    books = Books(points, folder / "ledger")
+    crashes.wrap(Execute, "execute", books.remember)
+    crashes.wrap(LocalProvider, "generate", books.ask)
+    crashes.wrap(OpenAiCompatibleProvider, "generate", books.ask)
+    crashes.wrap(CircuitBreaker, "admit", wait_less_for_a_probe)
+
+
 def main() -> None:
     """Install what a chaos run needs in this process, then be a consumer."""
     folder, name = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"]
     points = CrashPoints(folder, name)
+    child.MODULE = suspect_worker.__name__
     queues: dict[str, Any] = dict(definition.QUEUES)
     for queue_name, policy in queues.items():
         shorter = replace(policy, backoff_ms=policy.backoff_ms // BACKOFF_SHARE)
@@ -116,11 +130,7 @@ def main() -> None:
         crashes.install_commits(points, "maintenance")
         crashes.install_maintenance(points)
     else:
-        books = Books(points, folder / "ledger")
-        crashes.wrap(Execute, "execute", books.remember)
-        crashes.wrap(LocalProvider, "generate", books.ask)
-        crashes.wrap(OpenAiCompatibleProvider, "generate", books.ask)
-        crashes.wrap(CircuitBreaker, "admit", wait_less_for_a_probe)
+        install_books(points, folder)
         crashes.wrap(QueueStorage, "dequeue", lose_messages(folder))
         crashes.install_commits(points, "worker")
         crashes.install_worker(points)

@@ -51,6 +51,7 @@ def _sleeps(name: str, ms: int) -> Script:
     return Script(name, ({"sleep_ms": ms},))
 
 
+POISONED = "INTERNAL_WORKER_LOST"
 BUSY = {"raise": "PROVIDER_UNAVAILABLE"}
 COMMON_SCRIPTS = (
     (4, _sleeps("quick", 20)),
@@ -65,6 +66,7 @@ CHAOS_SCRIPTS = (
     *COMMON_SCRIPTS,
     (2, Script("garbled once", ({"sleep_ms": 30, "garbled": True}, {"sleep_ms": 30}))),
     (2, Script("projected at the second try", ({"sleep_ms": 30},), projector_raises=(1,))),
+    (1, Script("poison", ({"sleep_ms": 100, "dies": True},), POISONED)),
     (1, Script("never projected", ({"sleep_ms": 30},), "INTERNAL_PROJECTION", tuple(range(1, 21)))),
 )
 

@@ -60,7 +60,7 @@ def summary(
         ),
         (
             "recovery",
-            f"takeovers {sum(j.lost_count for j in jobs)}, given back {_types(evidence, 'released')}, "
+            f"takeovers {sum(j.losses for j in jobs)}, given back {_types(evidence, 'released')}, "
             f"retries {_types(evidence, 'retry_scheduled')}, redrives {redrives}, "
             f"attempts that lost their lease {len(re.findall('job.lock_lost', log))}",
         ),
@@ -115,7 +115,8 @@ def timeline(evidence: Evidence, book: Book, job_id: str) -> str:
             entries.append((at, f"ledger   {line['what']} (attempt {call.attempt_no}, pid {line['pid']})"))
     head = (
         f"job {job.id} ({job.job_type}, {job.target_id}): {job.lifecycle_status} {job.error_code or ''} "
-        f"attempt {job.attempt_no}, lost {job.lost_count}, retries {job.retry_count}, held by {job.locked_by}, "
+        f"attempt {job.attempt_no}, lost {job.lost_count} + {job.uncharged_losses}, retries {job.retry_count}, "
+        f"held by {job.locked_by}, "
         f"next attempt {_clock(job.next_attempt_at)}, cancel asked {_clock(job.cancel_requested_at)}"
     )
     asked = next((p.notes for p in book.promises.values() if p.create.target_id == job.target_id), [])

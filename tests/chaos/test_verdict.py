@@ -54,7 +54,7 @@ class Case:
 
     def add_job(self, **fields: Any) -> AiJob:
         """A job of the create, with the counters that the database would have filled in."""
-        counters = {"retry_count": 0, "lost_count": 0, "artifact_count": 0, "max_retry_count": 4}
+        counters = {"retry_count": 0, "lost_count": 0, "uncharged_losses": 0, "artifact_count": 0, "max_retry_count": 4}
         return build_job(job_type=self.create.job_type, target_id=CREATE.target_id, **{**counters, **fields})
 
     def judge(self, *, database_faults: bool = False) -> list[str]:
@@ -134,10 +134,14 @@ BREAKS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "result twice": (lambda c: c.cards.update({c.job.id: 4}), "4 business rows instead of 2"),
     "artifact lost": (lambda c: c.artifacts.clear(), "0 artifacts instead of 2"),
     "failed unasked": (lambda c: c.fail("INTERNAL_ERROR"), "failed with INTERNAL_ERROR"),
-    "lost too early": (lambda c: c.fail("INTERNAL_WORKER_LOST", lost_count=1), "failed with INTERNAL_WORKER_LOST"),
+    "lost too early": (
+        lambda c: c.fail("INTERNAL_WORKER_LOST", uncharged_losses=4),
+        "failed with INTERNAL_WORKER_LOST",
+    ),
+    "innocent and charged": (lambda c: setattr(c.job, "lost_count", 1), "is charged with 1 losses"),
     "not dispatched": (lambda c: c.fail("INTERNAL_NOT_DISPATCHED"), "failed with INTERNAL_NOT_DISPATCHED"),
     "rest of a result": (
-        lambda c: (c.fail("INTERNAL_WORKER_LOST", lost_count=2), c.cards.update({c.job.id: 1})),
+        lambda c: (c.fail("INTERNAL_WORKER_LOST", uncharged_losses=5), c.cards.update({c.job.id: 1})),
         "is failed with 1 business rows instead of 0",
     ),
     "bought again": (_ask_again_after_saving, "saved its answer at attempt 1 and asked again"),
@@ -237,12 +241,23 @@ def test_tries_that_are_used_up_explain_a_servers_failure() -> None:
 
 def test_what_a_script_or_enough_lost_workers_explain_is_no_broken_promise() -> None:
     lost = Case()
-    lost.fail("INTERNAL_WORKER_LOST", lost_count=2)
+    lost.fail("INTERNAL_WORKER_LOST", uncharged_losses=5)
     assert lost.judge() == []
+    poison = Case(Create(0, CHAOS, "u1", "key-0", Script("poison", (), "INTERNAL_WORKER_LOST"), 2, 40))
+    poison.fail("INTERNAL_WORKER_LOST", lost_count=2, uncharged_losses=1)
+    assert poison.judge() == []
     create = Create(0, CHAOS, "u1", "key-0", Script("blocked", (), "CONTENT_SAFETY_BLOCKED"), 2, 40)
     scripted = Case(create)
     scripted.fail("CONTENT_SAFETY_BLOCKED")
     assert scripted.judge() == []
+
+
+def test_poison_that_fails_early_or_succeeds_is_found() -> None:
+    create = Create(0, CHAOS, "u1", "key-0", Script("poison", (), "INTERNAL_WORKER_LOST"), 2, 40)
+    early, survivor = Case(create), Case(create)
+    early.fail("INTERNAL_WORKER_LOST", lost_count=1, uncharged_losses=1)
+    assert "is poison and failed at 1 deaths of its own" in early.judge()
+    assert "was to fail with INTERNAL_WORKER_LOST and succeeded" in survivor.judge()
 
 
 def test_a_database_that_went_away_explains_its_own_code_at_the_second_time_only() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from aijobs.ai.models import DONE
-from aijobs.definitions.definition import QUEUES
+from aijobs.definitions.definition import MOST_LOSSES, QUEUES
 from aijobs.errors import Retried, describe
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob
@@ -17,7 +17,7 @@ from tests.chaos.accounts import judge_accounts
 from tests.chaos.broken import Broken
 from tests.chaos.driver import Book, Promise
 from tests.chaos.evidence import Evidence
-from tests.chaos.plan import SYNTHETIC, Create
+from tests.chaos.plan import POISONED, SYNTHETIC, Create
 from tests.chaos.stage import Role
 
 DATABASE_CODES = ("INTERNAL_DATABASE", "INTERNAL_PROJECTION")
@@ -45,6 +45,7 @@ def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Brok
             continue
         found += _ended_as_allowed(evidence, job, asked[job.id], book, database_faults)
         found += _refused_alone(evidence, job)
+        found += _charged_for_its_own_deaths(job, asked[job.id])
         found += _holder_alone_wrote(evidence, job)
         found += _results_once(evidence, job, asked[job.id])
         found += _paid_once(evidence, job)
@@ -120,16 +121,27 @@ def _ended_as_allowed(
             yield Broken(f"was to fail with {create.script.fails_with} and succeeded", (job.id,))
     elif job.lifecycle_status == FAILED and not _may_fail(evidence, job, create, database_faults):
         yield Broken(
-            f"({create.script.name}) failed with {job.error_code}; lost {job.lost_count}, retries {job.retry_count}",
+            f"({create.script.name}) failed with {job.error_code}; lost {job.losses}, retries {job.retry_count}",
             (job.id,),
         )
+
+
+def _charged_for_its_own_deaths(job: AiJob, create: Create) -> Iterator[Broken]:
+    """No innocent job is charged with a loss, and a poison job fails at no fewer than its queue allows."""
+    if create.script.fails_with != POISONED:
+        if job.lost_count:
+            yield Broken(f"({create.script.name}) is charged with {job.lost_count} losses", (job.id,))
+        return
+    early = job.lost_count < QUEUES[job.queue_name].attempts and job.losses < MOST_LOSSES
+    if job.lifecycle_status == FAILED and early:
+        yield Broken(f"is poison and failed at {job.lost_count} deaths of its own", (job.id,))
 
 
 def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: bool) -> bool:
     if job.error_code == create.script.fails_with:
         return True
-    if job.error_code == "INTERNAL_WORKER_LOST":
-        return job.lost_count >= QUEUES[job.queue_name].attempts
+    if job.error_code == POISONED:
+        return job.uncharged_losses >= MOST_LOSSES
     if job.error_code == "INTERNAL_NOT_DISPATCHED":  # A broker that refuses a message uses up none of its attempts.
         dead = [event for event in evidence.events[job.id] if event.status == DEAD]
         return any(event.attempt_count >= 3 and (event.last_error or "").endswith("dispatcher lost") for event in dead)

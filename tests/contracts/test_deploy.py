@@ -97,6 +97,13 @@ def test_a_consumer_is_given_the_time_to_stop_and_started_again(unit: Path) -> N
     assert "PrivatePIDs" not in service
 
 
+@pytest.mark.parametrize("queue", ["interactive", "background"])
+def test_a_consumer_outlives_a_job_that_takes_all_memory(queue: str) -> None:
+    """By its default systemd stops a unit of which the kernel killed one process."""
+    unit = read(ROOT / "deploy" / "systemd" / f"aijobs-{queue}.service")
+    assert unit["Service"]["OOMPolicy"] == "continue"
+
+
 def test_the_units_are_as_strict_as_each_other() -> None:
     prefixes = r"NoNew|Protect|Private|Restrict[A-Z]|SystemCall|Capability|Ambient|Lock|Remove"
     strictness = [{item for item in read(unit)["Service"].items() if re.match(prefixes, item[0])} for unit in UNITS]

@@ -12,7 +12,7 @@ from tests.contracts.sources import Import, Module, imports, modules, sample
 
 PICTURE = """
 6    app
-5    workers  web.*  cli.*  local.*  operators.*
+5    workers  suspect_worker  web.*  cli.*  local.*  operators.*
 4    wiring  testing.*
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*

@@ -17,16 +17,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Engine, MetaData, Table, inspect, text
+from sqlalchemy import Column, Engine, MetaData, Table, inspect, select, text
 
 import aijobs
-from aijobs.db.database import Base, Key, UtcDateTime
+from aijobs.db.database import Base, Database, Key, UtcDateTime
 from aijobs.db.engines import build_engine
 from aijobs.db.schema import HEAD, REVISIONS, check_schema, read_revision, upgrade
 from aijobs.errors import SettingsError
+from aijobs.jobs.models import AiJob
 from aijobs.settings import resource
 from tests.support.databases import OTHERS_LATER, Databases
 from tests.support.processes import Processes, clean_environment
+from tests.support.rows import add, build_job
 
 MIGRATIONS = resource("migrations")
 
@@ -103,6 +105,16 @@ def test_down_and_up_again_leaves_nothing_behind_and_nothing_out(engine: Engine)
     assert inspect(engine).get_table_names() == ["alembic_version"]
     upgrade(engine)
     assert _describe(engine) == first
+
+
+def test_jobs_from_before_the_second_migration_have_no_uncharged_loss(engine: Engine) -> None:
+    upgrade(engine)
+    database = Database(engine)
+    add(database, job := build_job(lost_count=1, uncharged_losses=3))
+    _run(engine, command.downgrade, "0001")
+    assert upgrade(engine) == "0001"
+    with database.read() as session:
+        assert session.execute(select(AiJob.id, AiJob.lost_count, AiJob.uncharged_losses)).one() == (job.id, 1, 0)
 
 
 def test_an_upgrade_done_twice_changes_nothing(engine: Engine) -> None:

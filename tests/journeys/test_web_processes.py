@@ -256,7 +256,7 @@ def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: S
     assert set(looks) == {200}
     poll(lambda: not site.count_open(), timeout=60, what="all jobs have ended")
     with site.services.database.read() as session:
-        ends = session.execute(select(AiJob.lifecycle_status, AiJob.lost_count)).all()
+        ends = session.execute(select(AiJob.lifecycle_status, AiJob.lost_count + AiJob.uncharged_losses)).all()
     assert {(status, lost) for status, lost in ends} == {("succeeded", 0)}
     assert Check(site.services.database, site.services.clock, site.services.broker).run().findings == ()
     for program in programs[1:]:

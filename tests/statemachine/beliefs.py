@@ -12,7 +12,8 @@ from sqlalchemy import Table, func, literal_column, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db.database import Base
-from aijobs.definitions.definition import QUEUES
+from aijobs.definitions.definition import MOST_LOSSES
+from aijobs.jobs.lifecycle import WORKER_LOST
 from aijobs.jobs.status import FINAL, QUEUED, RUNNING, SUCCEEDED
 from aijobs.monitor.check import RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key
@@ -182,7 +183,7 @@ class Beliefs:
         back = (RUNNING, QUEUED)
         if (before["lifecycle_status"], job["lifecycle_status"]) == back:
             raise Broken(f"{job['id']} went back to queued")
-        for name in ("attempt_no", "event_seq", "retry_count", "lost_count"):
+        for name in ("attempt_no", "event_seq", "retry_count", "lost_count", "uncharged_losses"):
             if job[name] < before[name]:
                 raise Broken(f"{job['id']}: {name} fell from {before[name]} to {job[name]}")
         if before["cancel_requested_at"] not in (None, job["cancel_requested_at"]):
@@ -195,17 +196,23 @@ class Beliefs:
     @staticmethod
     def _counts_agree(job: Row, history: list[Row]) -> None:
         types = Counter(row["type"] for row in history)
+        counts = {**job, "losses": job["lost_count"] + job["uncharged_losses"]}
         for name, event_type in (
             ("attempt_no", "locked"),
             ("retry_count", "retry_scheduled"),
-            ("lost_count", "lease_lost"),
+            ("losses", "lease_lost"),
         ):
-            if job[name] != types[event_type]:
-                raise Broken(f"{job['id']}: {name} is {job[name]}, and the history tells of {types[event_type]}")
+            if counts[name] != types[event_type]:
+                raise Broken(f"{job['id']}: {name} is {counts[name]}, and the history tells of {types[event_type]}")
+        charged = sum(row["type"] == "lease_lost" and row["error_code"] is not None for row in history)
+        if job["lost_count"] != charged:
+            raise Broken(f"{job['id']} is charged with {job['lost_count']} losses, and the history with {charged}")
         if job["retry_count"] > job["max_retry_count"]:
             raise Broken(f"{job['id']} was tried again too often")
-        if job["lost_count"] > QUEUES[job["queue_name"]].attempts + 1:
-            raise Broken(f"{job['id']} lost too many workers")
+        if job["lost_count"]:
+            raise Broken(f"{job['id']} is charged with a loss, and every process of the model is shared")
+        if counts["losses"] > MOST_LOSSES or (job["error_code"] == WORKER_LOST) != (counts["losses"] == MOST_LOSSES):
+            raise Broken(f"{job['id']} ended {job['error_code']} after {counts['losses']} losses")
         if types["output_saved"] > 1:
             raise Broken(f"{job['id']} saved two answers")
 

@@ -85,11 +85,14 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
         [_create(SOON), _deliver(0), GO_ON, GO_ON, ("kill", {"seat": 0}), ("restart", {"seat": 0, "plan": ""})],
         {"cards_soon created locked provider_called lease_lost locked provider_called output_saved succeeded"},
     ),
-    "two lost workers end an interactive job": (
+    "five lost workers end a job": (
         [_create(SOON)]
-        + [_deliver(0), GO_ON, GO_ON, ("kill", {"seat": 0}), _advance(100), _pass("reap"), _advance(10)]
-        + [_pass("dispatch"), _deliver(1), GO_ON, GO_ON, ("kill", {"seat": 1}), _advance(100), _pass("reap")],
-        {"cards_soon created locked provider_called lease_lost locked provider_called lease_lost failed"},
+        + 5
+        * [
+            *(_deliver(0), GO_ON, GO_ON, ("kill", {"seat": 0}), ("restart", {"seat": 0, "plan": ""})),
+            *(_advance(6), _pass("dispatch")),
+        ],
+        {"cards_soon created" + 5 * " locked provider_called lease_lost" + " failed"},
     ),
     "an event that can't be sent three times ends its job, and a retry runs": (
         [("cut_broker", {}), _create(LATER), ("mend_broker", {}), ("refuse", {"n": 0, "times": 3})]

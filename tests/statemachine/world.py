@@ -27,6 +27,7 @@ from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import QUEUES, Execution, Queue, RetryBackoff
+from aijobs.engine.attempt import Attempts
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
 from aijobs.engine.heartbeat import Watcher
@@ -175,8 +176,8 @@ class _Silent:
 class _FlowPrepare(Prepare):
     """Gives attempts locks and events that stop flows instead of the thread."""
 
-    def take(self, message: JobMessage) -> Run | None:
-        run = super().take(message)
+    def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
+        run = super().take(message, suspects=suspects)
         if run is not None:
             run.ending, run.ended, run.returned = FlowLock(), FlowEvent(), FlowEvent()  # type: ignore[assignment]
         return run
@@ -223,24 +224,26 @@ class Worker(Process):
                 str(self.instance),
                 send_back=hand_over(s.broker),
             ),
-            resolve=Resolve(
-                s.database,
-                s.prompts,
-                ROUTER,
-                s.credentials,
+            attempts=Attempts(
+                resolve=Resolve(
+                    s.database,
+                    s.prompts,
+                    ROUTER,
+                    s.credentials,
+                ),
+                execute=Execute(
+                    s.database,
+                    s.lifecycle,
+                    gateway,
+                    usage,
+                    s.costs,
+                    build_guard(s.settings),
+                ),
+                project=Project(s.database, s.lifecycle, s.registry),
+                settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
+                bus=s.bus,
             ),
-            execute=Execute(
-                s.database,
-                s.lifecycle,
-                gateway,
-                usage,
-                s.costs,
-                build_guard(s.settings),
-            ),
-            project=Project(s.database, s.lifecycle, s.registry),
-            settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
             lifecycle=s.lifecycle,
-            bus=s.bus,
             presence=_Silent(),
             watcher=watcher,
             abandon=self._abandon,

@@ -29,6 +29,7 @@ from aijobs.monitor.views import (
     Wait,
 )
 from aijobs.web.context import language
+from aijobs.web.explanations import explain_losses
 from aijobs.web.shapes import explained
 
 _SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
@@ -123,7 +124,9 @@ def user_job(view: JobView) -> UserJob:
 
 def admin_detail(detail: JobDetail, wait: Wait | None, *, usage: bool) -> dict[str, Any]:
     """Everything of one job but its content; tokens and cost with `usage` alone."""
-    body = to_json(replace(detail, job=worded(detail.job), waiting=explained(wait) if wait else None))
+    losses = " ".join(explain_losses(detail)) or None
+    waiting = explained(wait) if wait else None
+    body = to_json(replace(detail, job=worded(detail.job), waiting=waiting, loss_explanation=losses))
     if not usage:
         _leave_out(body["usage"], _SPENT)
         _leave_out([body], ("usageTotal", "chainTotal"))

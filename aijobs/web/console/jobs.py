@@ -27,7 +27,7 @@ from aijobs.web.console.attempts import build_attempts
 from aijobs.web.console.pages import Poll, link, render, whole_page
 from aijobs.web.console.strip import build_strip
 from aijobs.web.context import services
-from aijobs.web.explanations import WAITS, explain_failure
+from aijobs.web.explanations import WAITS, explain_failure, explain_losses
 
 PER_PAGE = 50
 MOST_NEW = 20
@@ -186,6 +186,7 @@ def _job_context(job_id: str) -> dict[str, Any]:
         "may_view_usage": operator.may(rights.VIEW_USAGE),
         "last_error": last_error,
         "failure": explain_failure(last_error),
+        "losses": explain_losses(detail),
         "seen": seen,
         "poll": Poll(url_for("console.job_changes", job_id=job_id, seen=seen), 0 if detail.job.final else 2),
     }

@@ -91,13 +91,15 @@ EVENT_WORDS: Mapping[str, Any] = {
     "retry_scheduled": _l("Failed, to be tried again"),
     "released": _l("Given back by its worker"),
     "postponed": _l("Put off: no provider to ask"),
-    "lease_lost": _l("Worker lost"),
+    "lease_lost": _l("Worker lost, counted"),
     "cancel_requested": _l("Cancel requested"),
     "succeeded": _l("Succeeded"),
     "failed": _l("Failed"),
     "cancelled": _l("Cancelled"),
 }
 """What each type of history row tells."""
+
+_LOST_UNCHARGED = _l("Worker lost together with other jobs, not counted")
 
 REDACTION_WORDS: Mapping[str, Any] = {
     "card": _l("Bank cards masked"),
@@ -176,8 +178,10 @@ def word(name: str) -> str:
     return str(WORDS.get(name, name))
 
 
-def event_word(name: str) -> str:
-    """The words for a history row's type in the present language, else the type."""
+def event_word(name: str, error_code: str | None) -> str:
+    """The words for a history row in the present language, else its type."""
+    if name == "lease_lost" and error_code is None:
+        return str(_LOST_UNCHARGED)
     return str(EVENT_WORDS.get(name, name))
 
 

@@ -437,5 +437,5 @@ def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_it
             poll(lambda: reaper.reap() == 1, what="the server ended the silent transaction")
             with pytest.raises(DBAPIError):
                 hold(connection, claim.job_id)
-        assert (kit.job(claim.job_id).lost_count, kit.job(claim.job_id).progress) == (1, 0)
+        assert (kit.job(claim.job_id).uncharged_losses, kit.job(claim.job_id).progress) == (1, 0)
     databases.drop_database(url)

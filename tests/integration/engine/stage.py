@@ -24,6 +24,7 @@ from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateReques
 from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
 from aijobs.definitions.projector import ProjectionResult, ResultProjector
+from aijobs.engine.attempt import Attempts
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
 from aijobs.engine.heartbeat import Watcher
@@ -243,32 +244,34 @@ def open_stage(
             "host~boot~1~1~1~stage",
             send_back=hand_over(services.broker),
         ),
-        resolve=Resolve(
-            services.database,
-            services.prompts,
-            router or ModelRouter({"d": (Route("local", "local-extractive-v1"),)}, "d"),
-            services.credentials,
-        ),
-        execute=Execute(
-            services.database,
-            services.lifecycle,
-            gateway or gateway_to(provider),
-            usage,
-            services.costs,
-            build_guard(services.settings),
-            moderator,
-        ),
-        project=Project(services.database, services.lifecycle, services.registry),
-        settle=Settle(
-            services.database,
-            services.clock,
-            services.lifecycle,
-            usage,
-            patience=timedelta(hours=1),
-            chance=lambda: 0.0,
+        attempts=Attempts(
+            resolve=Resolve(
+                services.database,
+                services.prompts,
+                router or ModelRouter({"d": (Route("local", "local-extractive-v1"),)}, "d"),
+                services.credentials,
+            ),
+            execute=Execute(
+                services.database,
+                services.lifecycle,
+                gateway or gateway_to(provider),
+                usage,
+                services.costs,
+                build_guard(services.settings),
+                moderator,
+            ),
+            project=Project(services.database, services.lifecycle, services.registry),
+            settle=Settle(
+                services.database,
+                services.clock,
+                services.lifecycle,
+                usage,
+                patience=timedelta(hours=1),
+                chance=lambda: 0.0,
+            ),
+            bus=services.bus,
         ),
         lifecycle=services.lifecycle,
-        bus=services.bus,
         presence=presence,
         watcher=watcher,
         abandon=abandoned.set,

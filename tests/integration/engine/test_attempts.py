@@ -153,7 +153,7 @@ def test_errors_and_lost_workers_are_counted_apart_and_never_multiply(stage: Sta
     stage.kit.lifecycle.expire(claim, lost.lock_until)
     stage.kit.advance(2)
     job = stage.run_to_end(job_id)
-    assert (job.lifecycle_status, job.retry_count, job.lost_count) == ("succeeded", 1, 1)
+    assert (job.lifecycle_status, job.retry_count, job.uncharged_losses) == ("succeeded", 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from aijobs.db.database import CommitUnknown
-from aijobs.definitions.definition import QUEUES
+from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.definitions.projector import Artifact
 from aijobs.errors import LifecycleError
 from aijobs.job_types.flashcard_generation import FlashcardProjector
@@ -82,7 +82,7 @@ def test_an_error_at_any_statement_leaves_nothing_of_the_projection(stage: Stage
         run = stage.engine._prepare.take(stage.message(job_id))
         assert run is not None
         with failing_statement(stage.kit, number, lambda: RuntimeError("injected")) as seen, suppress(Exception):
-            stage.engine._project.project(run)
+            stage.engine._attempts._project.project(run)
         if len(seen) < number:
             break
         assert stage.kit.rows("flashcards", job_id=job_id) == []
@@ -168,7 +168,7 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
     told: list[str],
 ) -> None:
     job_id = _job_that_was_projected_before(stage)
-    transactions, succeed = [], stage.engine._project._succeed
+    transactions, succeed = [], stage.engine._attempts._project._succeed
 
     def one_transaction(*arguments: Any) -> Any:
         transactions.append(arguments)
@@ -176,7 +176,7 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
             between(stage, job_id)
         return succeed(*arguments)
 
-    monkeypatch.setattr(stage.engine._project, "_succeed", one_transaction)
+    monkeypatch.setattr(stage.engine._attempts._project, "_succeed", one_transaction)
     before = stage.kit.types(job_id)
     assert stage.run(job_id) == word
     assert len(transactions) == 2
@@ -261,17 +261,17 @@ def test_what_a_row_holds_is_in_no_text_for_operators(stage: Stage) -> None:
 
 @OTHERS_LATER
 def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_failed(live_kit: Kit) -> None:
-    """The lease is the last that the queue allows, so that whoever comes first ends the job."""
+    """The lease is the last that a job may lose, so that whoever comes first ends the job."""
     kit, winners = live_kit, set()
     with open_stage(kit) as stage:
         for number in range(60):
             job_id = saved_job(stage)
             run = stage.engine._prepare.take(stage.message(job_id))
             assert run is not None
-            kit.set(job_id, lock_until=BEGIN, lost_count=QUEUES[run.job.queue_name].attempts)
+            kit.set(job_id, lock_until=BEGIN, uncharged_losses=MOST_LOSSES)
 
             def project(run: Any = run) -> Any:
-                return stage.engine._project.project(run)
+                return stage.engine._attempts._project.project(run)
 
             def reap(run: Any = run) -> Any:
                 return kit.lifecycle.expire(run.claim, BEGIN)

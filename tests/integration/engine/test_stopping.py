@@ -262,13 +262,13 @@ def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monk
     job_id = stage.new_cards(stage.asking(CARDS))
     cancel = _Cancelling(stage, job_id)
     if step == "before the call":
-        resolve = stage.engine._resolve.resolve
-        monkeypatch.setattr(stage.engine._resolve, "resolve", lambda run: (cancel(), resolve(run))[1])
+        resolve = stage.engine._attempts._resolve.resolve
+        monkeypatch.setattr(stage.engine._attempts._resolve, "resolve", lambda run: (cancel(), resolve(run))[1])
     elif step == "within the call":
         stage.provider.answers[:] = [lambda request, token: (cancel(), '{"cards": []}')[1]]
     elif step == "after the output":
-        project = stage.engine._project.project
-        monkeypatch.setattr(stage.engine._project, "project", lambda run: (cancel(), project(run))[1])
+        project = stage.engine._attempts._project.project
+        monkeypatch.setattr(stage.engine._attempts._project, "project", lambda run: (cancel(), project(run))[1])
     else:
         lock_row = stage.kit.lifecycle.lock_row
         asked: list[threading.Thread] = []
@@ -557,8 +557,8 @@ def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypa
     take = stage.engine._prepare.take
     ran: list[int] = []
 
-    def late(message: Any) -> Any:
-        run = take(message)
+    def late(message: Any, **options: Any) -> Any:
+        run = take(message, **options)
         stage.engine.drain(0)
         return run
 

@@ -227,7 +227,7 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
     def fails(run: Any, **_: Any) -> Any:
         raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
 
-    monkeypatch.setattr(stage.engine._settle, "cancel", fails)
+    monkeypatch.setattr(stage.engine._attempts._settle, "cancel", fails)
     ids.append(stage.kit.new_job(job_type=stage.scripted(script)).id)
     assert stage.run(ids[0]) == "lost"
     poll(lambda: not stage.engine.active(), what="the code returned")
@@ -269,14 +269,14 @@ def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
-    cancel = stage.engine._settle.cancel
+    cancel = stage.engine._attempts._settle.cancel
 
     def fails(run: Any, **how: Any) -> Any:
         if run.claim.job_id == bad:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
         return cancel(run, **how)
 
-    monkeypatch.setattr(stage.engine._settle, "cancel", fails)
+    monkeypatch.setattr(stage.engine._attempts._settle, "cancel", fails)
     deliveries = [stage.start(bad), stage.start(good)]
     poll(lambda: stage.kit.job(bad).locked_by and stage.kit.job(good).locked_by)
     for job_id in (bad, good):
@@ -415,7 +415,7 @@ def test_a_fault_of_our_own_is_not_called_an_outage_of_the_database(
 ) -> None:
     """Whoever is on call would look at the database, and find it well."""
 
-    def fault(*_: Any) -> Any:
+    def fault(*_: Any, **_options: Any) -> Any:
         raise TypeError(CANARY)
 
     message = stage.message(stage.kit.new_job().id)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.statements import change_rows
-from aijobs.errors import JobLockConflict, LifecycleError, LockLost
+from aijobs.errors import JobLockConflict, LifecycleError, LockLost, RunsAlone
 from aijobs.jobs.lifecycle import Claim, JobErrorInfo
 from aijobs.jobs.models import AiJob
 from tests.support.databases import OTHERS_LATER
@@ -167,9 +167,10 @@ def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded
 
 def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> None:
     claim = kit.running()
+    kit.set(claim.job_id, uncharged_losses=3)
     kit.advance(91)
     kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until)
-    kit.advance(2)
+    kit.advance(16)
     second = kit.lock(claim.job_id)
     kit.advance(91)
     kit.lifecycle.expire(second, kit.job(claim.job_id).lock_until)
@@ -249,7 +250,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("job_type", "saved"), WAITS)
-def test_lost_workers_are_counted_by_the_queue_and_wait_twice_as_long_each_time(
+def test_deaths_of_a_jobs_own_process_are_charged_by_the_queue_and_wait_twice_as_long_each_time(
     kit: Kit, job_type: str, saved: bool
 ) -> None:
     job_id = kit.new_job(job_type=job_type).id
@@ -259,11 +260,11 @@ def test_lost_workers_are_counted_by_the_queue_and_wait_twice_as_long_each_time(
         assert claim.attempt_no == lost
         if saved and lost == 1:
             kit.lifecycle.save_output(claim, {"paid": True})
-        kit.advance(90)
-        now = kit.job(job_id).lock_until + timedelta(seconds=30)
-        kit.lifecycle.expire(claim, kit.job(job_id).lock_until)
+        kit.advance(3)
+        now = kit.clock.at
+        kit.lifecycle.charge(claim)
         job = kit.job(job_id)
-        assert (job.lost_count, job.retry_count) == (lost, 0)
+        assert (job.lost_count, job.uncharged_losses, job.retry_count) == (lost, 0, 0)
         if wait is None:
             break
         assert job.lifecycle_status == "running"
@@ -278,12 +279,74 @@ def test_lost_workers_are_counted_by_the_queue_and_wait_twice_as_long_each_time(
     assert kit.types(job_id).count("lease_lost") == len(waits) + 1
 
 
+def test_five_losses_of_any_kind_fail_a_job_and_each_wait_is_twice_as_long(kit: Kit) -> None:
+    job_id = kit.new_job(job_type="synthetic_background").id
+    kit.set(job_id, lost_count=1)
+    for number, wait in enumerate([10, 20, 40, None], start=1):
+        claim = kit.lock(job_id)
+        kit.advance(90)
+        kit.lifecycle.expire(claim, kit.job(job_id).lock_until)
+        job = kit.job(job_id)
+        assert (job.lost_count, job.uncharged_losses) == (1, number)
+        if wait is None:
+            break
+        assert (job.lifecycle_status, job.next_attempt_at) == ("running", kit.clock.at + timedelta(seconds=wait))
+        kit.advance(wait)
+    assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_WORKER_LOST")
+    assert kit.row(job_id)["internal_error_message"] == "its own process died 1 times, shared ones 4 times"
+
+
+def test_losses_in_shared_processes_use_up_none_of_the_queues_attempts(kit: Kit) -> None:
+    claim = kit.running()
+    kit.set(claim.job_id, uncharged_losses=3)
+    kit.lifecycle.charge(claim)
+    kit.advance(60)
+    job = kit.job(claim.job_id)
+    assert (job.lifecycle_status, job.lost_count) == ("running", 1)
+    assert kit.lifecycle.charge(kit.lock(claim.job_id)).lifecycle_status == "failed"
+
+
+def test_a_charge_without_the_claim_changes_nothing(kit: Kit) -> None:
+    claim = kit.running()
+    kit.lifecycle.release(claim)
+    kit.lock(claim.job_id)
+    before = kit.everything()
+    with pytest.raises(LockLost):
+        kit.lifecycle.charge(claim)
+    assert kit.everything() == before
+
+
+def test_a_job_that_was_to_be_cancelled_is_cancelled_by_the_death_of_its_process(kit: Kit) -> None:
+    claim = kit.running()
+    kit.lifecycle.request_cancel(claim.job_id, "user:u1")
+    assert kit.lifecycle.charge(claim).lifecycle_status == "cancelled"
+
+
+def test_the_history_tells_a_charged_loss_from_one_in_a_shared_process(kit: Kit) -> None:
+    claim = kit.running()
+    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until, at_once=True)
+    kit.lifecycle.charge(kit.lock(claim.job_id))
+    rows = [row for row in kit.rows("ai_job_events", job_id=claim.job_id) if row["type"] == "lease_lost"]
+    told = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
+    assert told == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
+
+
+def test_a_shared_worker_is_refused_a_suspect_and_changes_nothing(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    kit.set(job_id, uncharged_losses=1)
+    before = kit.everything()
+    with pytest.raises(RunsAlone):
+        kit.lifecycle.lock_job(job_id, "worker-1", suspects=False)
+    assert kit.everything() == before
+    assert kit.lifecycle.lock_job(job_id, "worker-1").job.attempt_no == 1
+
+
 def test_a_lease_given_back_by_a_restart_counts_but_waits_for_nothing(kit: Kit) -> None:
     claim = kit.running()
     kit.advance(3)
     kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until, at_once=True)
     job = kit.job(claim.job_id)
-    assert (job.lost_count, job.next_attempt_at) == (1, BEGIN + timedelta(seconds=3))
+    assert (job.uncharged_losses, job.next_attempt_at) == (1, BEGIN + timedelta(seconds=3))
     assert kit.lock(claim.job_id, "worker-2").attempt_no == 2
 
 
@@ -327,8 +390,9 @@ def test_a_beat_and_a_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
         )
         job = kit.job(claim.job_id)
         assert [isinstance(one, REFUSED) for one in (beat, reaped)].count(True) == 1
-        assert (job.locked_by is None, job.lost_count) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
-        assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"][: 2 + job.lost_count]
+        lost = job.uncharged_losses
+        assert (job.locked_by is None, lost) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
+        assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
 
 
 @OTHERS_LATER
@@ -337,7 +401,7 @@ def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) ->
     for _ in range(25):
         claim = kit.running(job_type="synthetic")
         lost = BEGIN - timedelta(days=30)
-        kit.set(claim.job_id, lock_until=lost, lost_count=1)
+        kit.set(claim.job_id, lock_until=lost, uncharged_losses=4)
         succeeded, reaped = race(
             lambda claim=claim: _after_a_moment(kit.lifecycle.mark_succeeded, claim),
             lambda claim=claim, lost=lost: _after_a_moment(kit.lifecycle.expire, claim, lost),
@@ -360,7 +424,7 @@ def test_two_reapers_count_one_lost_lease_once(live_kit: Kit) -> None:
         until = kit.job(claim.job_id).lock_until
         outcomes = race(*[lambda claim=claim, until=until: kit.lifecycle.expire(claim, until)] * 4)
         assert [isinstance(one, REFUSED) for one in outcomes].count(True) == 3
-        assert kit.job(claim.job_id).lost_count == 1
+        assert kit.job(claim.job_id).uncharged_losses == 1
         assert len(kit.events(claim.job_id)) == 2
 
 

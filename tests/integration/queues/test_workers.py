@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from aijobs.cli.tokens import issue_user_token
 from aijobs.definitions.definition import BACKGROUND, INTERACTIVE
@@ -206,7 +206,7 @@ def test_what_a_killed_worker_held_is_taken_up_at_once_by_the_next_on_its_host(s
     site.start("maintenance")
 
     job = site.wait_for(job_id, "succeeded")
-    assert (job.attempt_no, job.lost_count) == (2, 1)
+    assert (job.attempt_no, job.lost_count, job.uncharged_losses) == (2, 0, 1)
     assert site.history(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
 
 
@@ -223,7 +223,7 @@ def test_what_a_killed_worker_held_waits_for_no_lease_where_a_maintenance_consum
     poll(lambda: site.job(job_id).locked_by is None, timeout=30, what="the job is given back")
 
     job = site.job(job_id)
-    assert (job.lifecycle_status, job.attempt_no, job.lost_count) == ("running", 1, 1)
+    assert (job.lifecycle_status, job.attempt_no, job.uncharged_losses) == ("running", 1, 1)
     assert job.next_attempt_at < held.lock_until - timedelta(hours=23)
     assert site.history(job_id) == ["created", "locked", "lease_lost"]
     poll(lambda: site.services.broker.pending_count("ai-interactive") == 1, what="its next attempt waits for a worker")
@@ -249,6 +249,8 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
         lost_before.kill()
         interactive = site.start("interactive", "-w", "1")
         poll(lambda: sorted(site.active_jobs()) == [ending, *jobs], timeout=30, what="another has the first one's job")
+        with site.services.database.transaction() as session:  # One more will be too many.
+            session.execute(update(AiJob).where(AiJob.id == ending).values(uncharged_losses=4))
         llm.wait_for_calls(1)
         client = create_app(services=site.services).test_client()
         token = {"Authorization": f"Bearer {issue_user_token(site.services.settings, USER, hours=1)}"}
@@ -277,8 +279,9 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
         add_operators(connection)
     console = Console(client)
     console.sign_in("viewer")
-    for job_id in jobs:
-        assert "INTERNAL_WORKER_LOST" in console.soup(f"/console/jobs/{job_id}").find(id="job-why").get_text()
+    why = [console.soup(f"/console/jobs/{job_id}").find(id="job-why").get_text() for job_id in jobs]
+    assert "INTERNAL_WORKER_LOST" in why[0]
+    assert "It now runs alone in a process of its own" in why[1]
     running = console.soup("/console/queues").find_all("dt", string="Running")
     assert [count.find_next("dd").get_text(strip=True) for count in running] == ["0", "0"]
     dead = {worker.pid for worker in (lost_before, interactive, background)}

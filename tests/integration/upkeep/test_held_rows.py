@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
+from aijobs.errors import JobLockConflict
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.dispatcher import OutboxDispatcher
@@ -47,6 +48,20 @@ def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> N
         for job_id in held:
             still.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
         assert reaper.reap() == 5
-        assert {kit.job(job_id).lost_count for job_id in held} == {0}
+        assert {kit.job(job_id).uncharged_losses for job_id in held} == {0}
     assert reaper.reap() == 3
-    assert [kit.job(claim.job_id).lost_count for claim in claims] == [1] * 8
+    assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 8
+
+
+def test_a_suspects_beat_waits_for_no_row_that_its_child_holds(kit: Kit) -> None:
+    """The watcher beats for other jobs too."""
+    claim = kit.running()
+    until = kit.job(claim.job_id).lock_until
+    kit.advance(15)
+    with kit.database.transaction() as child:
+        child.execute(select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update())
+        with pytest.raises(JobLockConflict):
+            kit.lifecycle.extend_lock(claim, tries=1, waits=False)
+    assert kit.job(claim.job_id).lock_until == until
+    kit.lifecycle.extend_lock(claim, tries=1, waits=False)
+    assert kit.job(claim.job_id).lock_until > until

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select, update
 
+from aijobs.jobs.claim import claim_of
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
@@ -49,6 +50,20 @@ def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs
     assert shown["history"][0]["type"] == "created"
     assert shown["job"]["createdAt"].endswith("Z")
     assert "SECRET-CANARY" not in out + as_json
+
+
+def test_a_job_that_lost_workers_says_how_many_count_and_why_it_runs_alone(
+    aijobs: Aijobs, services: Services, job_id: str
+) -> None:
+    claim = claim_of(services.lifecycle.lock_job(job_id, "worker-1").job)
+    services.lifecycle.expire(claim, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
+    services.lifecycle.charge(claim_of(services.lifecycle.lock_job(job_id, "worker-2").job))
+    out = aijobs("job", job_id)[1]
+    assert "attempt       2 (errors 0 of 2, lost 1 + 1 not counted)\n" in out
+    assert "lost workers  Its worker process died while several jobs ran in it. It now runs alone" in out
+    assert "Its own process died 1 of 2 times.\n" in out
+    assert "attempt 1  lease_lost        not counted  reaper\n" in out
+    assert "attempt 2  lease_lost        INTERNAL_WORKER_LOST  worker\n" in out
 
 
 def test_a_job_tells_why_it_waits(aijobs: Aijobs, job_id: str) -> None:

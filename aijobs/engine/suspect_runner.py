@@ -1,0 +1,49 @@
+"""The child's side of a suspect's attempt: the job by its parent's claim, the code of any attempt, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aijobs.engine.attempt import Attempts
+from aijobs.engine.child import Answer
+from aijobs.engine.prepare import Prepare
+from aijobs.events import DomainEvent, EventBus
+from aijobs.jobs.claim import Claim
+from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.logs import get_logger, job_fields, where
+from aijobs.outbox.models import END_EVENTS
+
+logger = get_logger(__name__)
+
+
+class SuspectRunner:
+    """Runs attempts that the parent has locked. It renews no lease and watches for nothing: the parent does."""
+
+    def __init__(self, lifecycle: LifecycleRepository, prepare: Prepare, attempts: Attempts, bus: EventBus) -> None:
+        self._lifecycle, self._prepare, self._attempts = lifecycle, prepare, attempts
+        self._events: list[tuple[str, str, dict[str, Any]]] = []
+        for event_type in END_EVENTS.values():
+            bus.subscribe(event_type, self._note)
+
+    def run(self, order: Mapping[str, Any]) -> Answer:
+        """Run one attempt to its end; what came of it, and what was published meanwhile."""
+        self._events.clear()
+        return {"outcome": self._run(order), "events": self._events}
+
+    def _run(self, order: Mapping[str, Any]) -> str:
+        claim = Claim(*order["claim"])
+        try:
+            locked = self._lifecycle.find_held(claim, order["event"])
+        except Exception as error:  # The database is away: the lease runs out, and the reaper takes the job.
+            fields = job_fields(jobId=claim.job_id, attemptNo=claim.attempt_no)
+            logger.error("suspects.not_found", error=type(error).__name__, where=where(error), **fields)
+            return "lost"
+        if locked is None:
+            return "lost"
+        run = self._prepare.begin(locked, order["seconds"])
+        self._attempts.run(run)
+        return run.outcome
+
+    def _note(self, event: DomainEvent) -> None:
+        self._events.append((event.type, event.job_id, dict(event.payload)))

@@ -1,0 +1,19 @@
+"""The child of a chaos run's consumer. It passes no crash point: its death would be charged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from aijobs import suspect_worker
+from tests.chaos.crashes import CrashPoints
+
+
+def main(end: int) -> NoReturn:
+    """Be the child whose end of the connection this is."""
+    from tests.chaos.consumer import install_books
+
+    folder = Path(os.environ["CHAOS_FOLDER"])
+    install_books(CrashPoints(folder / "none", "suspect"), folder)
+    suspect_worker.main(end)

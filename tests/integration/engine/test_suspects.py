@@ -1,0 +1,211 @@
+"""An engine whose suspects run in a real child: who ends them, who hears of it, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import select, update
+
+from aijobs.engine.engine import SET_APART, ExecutionEngine
+from aijobs.events import DomainEvent
+from aijobs.ids import InstanceId
+from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
+from aijobs.jobs.service import CreateJobInput
+from aijobs.outbox.models import END_EVENTS
+from aijobs.outbox.repository import outgoing
+from aijobs.queues.message import JobMessage
+from aijobs.settings import Settings
+from aijobs.wiring import Services, build_engine, build_services
+from tests.integration.engine.stage import Onlooker
+from tests.support import deadly_job
+from tests.support.messages import SECRET
+from tests.support.plug_ins import plug_in
+from tests.support.polling import poll
+from tests.support.processes import Run
+from tests.support.rows import prepare_database
+
+ROOT = Path(__file__).parents[3]
+START_S = 60
+"""What a busy machine may take to start a child."""
+
+
+@dataclass
+class Worker:
+    """One worker process: this one, with its child."""
+
+    services: Services
+    engine: ExecutionEngine
+    presence: Onlooker
+    heard: list[DomainEvent] = field(default_factory=list)
+
+    def new_suspect(self, *calls: dict[str, Any], **columns: Any) -> str:
+        """A deadly job that lost a shared worker before."""
+        request = CreateJobInput("learner", deadly_job.JOB_TYPE, "Note", "n", {"calls": list(calls) or [{}]})
+        job_id = self.services.jobs.create_job(request).job.id
+        with self.services.database.transaction() as session:
+            values = {"uncharged_losses": 1, **columns}
+            session.execute(update(AiJob).where(AiJob.id == job_id).values(**values))
+        return job_id
+
+    def message(self, job_id: str) -> JobMessage:
+        with self.services.database.read() as session:
+            job = session.get(AiJob, job_id)
+            event = self.services.outbox_events.enqueue_event(session, job)
+            return outgoing(event, job).message
+
+    def run(self, job_id: str) -> AiJob:
+        """Deliver the job's message, and give it the place of suspects as soon as that can be had."""
+        assert self.engine.execute(self.message(job_id)) == SET_APART
+        poll(self.engine.run_suspect, timeout=START_S, what="the suspect was run")
+        return self.job(job_id)
+
+    def job(self, job_id: str) -> AiJob:
+        job = self.services.lifecycle.find(job_id)
+        assert job is not None
+        return job
+
+    def ran_in(self, job_id: str) -> int:
+        """The pid of the process that the job succeeded in."""
+        with self.services.database.read() as session:
+            query = select(AiJobArtifact.artifact_id).where(AiJobArtifact.job_id == job_id)
+            return int(session.execute(query).scalar_one())
+
+    def history(self, job_id: str) -> list[tuple[str, str | None]]:
+        """Types and error codes."""
+        with self.services.database.read() as session:
+            query = select(AiJobEvent.type, AiJobEvent.error_code).where(AiJobEvent.job_id == job_id)
+            return [(kind, code) for kind, code in session.execute(query.order_by(AiJobEvent.seq))]
+
+    def children(self) -> list[psutil.Process]:
+        """Interpreters that this process has started for suspects."""
+        return [child for child in psutil.Process().children() if "importlib" in " ".join(child.cmdline())]
+
+    def events(self, job_id: str) -> list[str]:
+        """What the bus of this process told of the job."""
+        return [event.type for event in self.heard if event.job_id == job_id]
+
+
+@pytest.fixture
+def worker(
+    run: Run,
+    create_sqlite_database: Callable[..., str],
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Worker]:
+    env = {
+        "AIJOBS_INSTANCE_PATH": str(tmp_path),
+        "AIJOBS_DATABASE_URL": create_sqlite_database(prepare_database),
+        "AIJOBS_REDIS_URL": redis_url,
+        "AIJOBS_MESSAGE_KEYS": f"k1:{SECRET}",
+        "AIJOBS_WATCHER_S": "0.1",
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)  # The child reads its own settings.
+    monkeypatch.syspath_prepend(plug_in(tmp_path / "plug-in", "aijobs-deadly", {"deadly": "tests.support.deadly_job"}))
+    services, presence = build_services(Settings.load(env)), Onlooker()
+    engine = build_engine(services, presence, InstanceId.current(), lambda: None)  # type: ignore[arg-type]
+    engine.start()
+    worker = Worker(services, engine, presence)
+    for event_type in END_EVENTS.values():
+        services.bus.subscribe(event_type, worker.heard.append)
+    yield worker
+    engine.drain(0)
+    engine.close()
+    services.database.dispose()
+    services.broker.client.close()
+
+
+def test_innocent_suspects_succeed_in_one_kept_child_and_this_process_hears_of_it(worker: Worker) -> None:
+    first, second = worker.new_suspect(), worker.new_suspect()
+
+    assert [worker.run(job_id).lifecycle_status for job_id in (first, second)] == ["succeeded"] * 2
+
+    assert worker.ran_in(first) == worker.ran_in(second) != os.getpid()
+    assert worker.events(first) == worker.events(second) == ["ai.job.completed"]
+    assert worker.presence.seen[:2] == [("started", first), ("finished", first)]
+    assert Path(f"/proc/{worker.ran_in(first)}/oom_score_adj").read_text().strip() == "1000"
+    assert worker.job(first).losses == 1
+
+
+def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> None:
+    poison, innocent = worker.new_suspect({"way": "segv"}), worker.new_suspect()
+
+    assert worker.run(poison).lifecycle_status == "running"
+
+    job = worker.job(poison)
+    assert (job.locked_by, job.lost_count, job.uncharged_losses) == (None, 1, 1)
+    assert worker.history(poison)[-1] == ("lease_lost", "INTERNAL_WORKER_LOST")
+    assert worker.run(innocent).lifecycle_status == "succeeded"
+
+
+def test_a_child_that_dies_and_leaves_a_fork_behind_is_charged(worker: Worker) -> None:
+    assert worker.run(worker.new_suspect({"way": "leaves a fork"})).lost_count == 1
+
+
+def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worker: Worker) -> None:
+    poison = worker.new_suspect({"way": "memory"}, lost_count=1)
+
+    job = worker.run(poison)
+
+    assert (job.lifecycle_status, job.error_code, job.lost_count) == ("failed", "INTERNAL_WORKER_LOST", 2)
+    assert worker.events(poison) == ["ai.job.failed"]
+
+
+def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
+    job = worker.run(worker.new_suspect({"way": "stuck"}))
+
+    assert (job.lifecycle_status, job.error_code, job.lost_count) == ("failed", "TIMEOUT", 0)
+    assert worker.events(job.id) == ["ai.job.failed"]
+    assert not worker.children()
+
+
+def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
+    job_id = worker.new_suspect({"way": "stuck"})
+    worker.engine.execute(worker.message(job_id))
+    slot = threading.Thread(target=lambda: poll(worker.engine.run_suspect, timeout=START_S))
+    slot.start()
+    poll(lambda: worker.job(job_id).locked_by is not None, timeout=START_S, what="the suspect runs")
+    worker.services.jobs.cancel(job_id, "learner")
+    slot.join(START_S)
+
+    job = worker.job(job_id)
+    assert (job.lifecycle_status, job.lost_count) == ("cancelled", 0)
+    assert worker.events(job.id) == ["ai.job.cancelled"]
+
+
+def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:
+    job_id = worker.new_suspect()
+    for _ in range(3):
+        assert worker.engine.execute(worker.message(job_id)) == SET_APART
+    poll(worker.engine.run_suspect, timeout=START_S, what="the suspect was run")
+    assert not worker.engine.run_suspect(), "it waited once"
+    assert [kind for kind, _ in worker.history(job_id)] == ["created", "locked", "succeeded"]
+
+
+def test_a_suspect_waits_for_no_child_that_is_still_starting(worker: Worker) -> None:
+    worker.engine.execute(worker.message(worker.new_suspect()))
+    assert worker.engine.run_suspect() is False, "the slot is free for good jobs meanwhile"
+
+
+def test_a_child_that_cannot_start_charges_nobody(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr("aijobs.engine.child.MODULE", "aijobs.no_such_module")
+    job_id = worker.new_suspect()
+    worker.engine.execute(worker.message(job_id))
+
+    def failed() -> bool:
+        assert not worker.engine.run_suspect()
+        return "suspects.child_failed" in [line["event"] for line in log_lines()]
+
+    poll(failed, timeout=START_S, what="a start failed")
+    assert worker.job(job_id).losses == 1
+    assert [kind for kind, _ in worker.history(job_id)] == ["created"]

@@ -1,0 +1,109 @@
+"""A job type whose input says how an attempt ends its process, brought in as a plug-in would be.
+
+In: `calls`, one entry per attempt, the last repeated. Out: how its projector ends the process. Leaves: an artifact
+whose id is the pid of the process that it succeeded in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from aijobs.definitions import definition as d
+from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
+
+JOB_TYPE = "deadly"
+
+
+class Call(BaseModel):
+    """What one attempt does."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sleep_ms: int = Field(0, ge=0, le=600_000)
+    wait_for: str = ""
+    """A file: the attempt goes on once it is there."""
+    way: str = ""
+    """`exit`, `segv`, `memory` or `leaves a fork`: how the process ends. `stuck`: the code never returns, and lets no
+    other thread run."""
+    projector_way: str = ""
+    """The same, while the output is projected."""
+
+
+class Input(BaseModel):
+    """The script."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    calls: list[Call] = Field(min_length=1)
+
+
+class Output(BaseModel):
+    """How the projector ends its process."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    projector_way: str
+
+
+def die(way: str) -> None:
+    """End this process as the kernel, a broken library or a poor script would, or hold it up for ever."""
+    if way == "exit":
+        os._exit(3)
+    if way == "leaves a fork" and os.fork():
+        os._exit(3)
+    if way == "leaves a fork":
+        time.sleep(30)
+    if way == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if way == "memory":  # What the kernel does, without filling the machine's memory.
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "stuck":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def run(job_input: Mapping[str, Any], attempt_no: int, context: d.ScriptContext) -> dict[str, Any]:
+    """Do what the entry of this attempt says."""
+    calls = job_input["calls"]
+    call = calls[min(attempt_no, len(calls)) - 1]
+    context.sleep(call.get("sleep_ms", 0) / 1000)
+    while call.get("wait_for") and not Path(call["wait_for"]).exists():
+        time.sleep(0.02)
+    die(call.get("way", ""))
+    return {"projector_way": call.get("projector_way", "")}
+
+
+class DeadlyProjector:
+    """Names its process, or dies where the output says so."""
+
+    key = JOB_TYPE
+
+    def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
+        """The process."""
+        die(validated_output["projector_way"])
+        return ProjectionResult([Artifact("Process", str(os.getpid()), 0)])
+
+
+PROJECTOR = DeadlyProjector()
+
+DEFINITION = d.JobDefinition(
+    job_type=JOB_TYPE,
+    metadata=d.Metadata(label="Deadly", description="Ends its process.", domain="maintenance", version="1"),
+    queue=d.Queue("ai-interactive", 50),
+    execution=d.Execution(
+        timeout_ms=5_000, max_retries=0, retry_backoff=d.RetryBackoff(300), cancellable=True, abort_strategy="fail"
+    ),
+    input=d.Input("1", Input),
+    output=d.Output("1", Output),
+    projector=JOB_TYPE,
+    script=run,
+    production=False,
+)

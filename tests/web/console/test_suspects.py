@@ -1,0 +1,48 @@
+"""A job that lost workers says so, and why it runs alone: on its page, and to an operator's program."""
+
+from __future__ import annotations
+
+import pytest
+
+from aijobs.jobs.claim import claim_of
+from tests.web.console.stage import Stage
+
+SAID = {
+    "en": (
+        "It now runs alone in a process of its own, so that it can't take others with it.",
+        "Its own process died 1 of 2 times.",
+        "Worker lost together with other jobs, not counted",
+        "Worker lost, counted",
+    ),
+    "zh": (
+        "现在它单独在自己的进程中运行",
+        "它自己的进程已崩溃 1 次，上限 2 次。",
+        "与其他任务一起失去工作进程，不计次数",
+        "工作进程丢失，计入次数",
+    ),
+}
+
+
+def suspect(stage: Stage) -> str:
+    """A job that lost a shared worker, and then one of its own; its id."""
+    job_id, lifecycle = stage.running(), stage.services.lifecycle
+    job = stage.job(job_id)
+    assert job.lock_until is not None
+    lifecycle.expire(claim_of(job), job.lock_until, at_once=True)
+    lifecycle.charge(claim_of(lifecycle.lock_job(job_id, str(stage.instance)).job))
+    return job_id
+
+
+@pytest.mark.parametrize("language", SAID)
+def test_a_suspects_page_says_why_it_runs_alone_and_which_loss_counts(stage: Stage, language: str) -> None:
+    text = stage.client("VIEWER", language).soup(f"/console/jobs/{suspect(stage)}").get_text()
+    for said in SAID[language]:
+        assert said in text
+
+
+def test_an_operators_program_is_told_why_a_suspect_runs_alone(stage: Stage) -> None:
+    job = stage.client().get(f"/admin-api/ai/jobs/{suspect(stage)}").json
+    assert (job["lostCount"], job["unchargedLosses"]) == (1, 1)
+    for said in SAID["en"][:2]:
+        assert said in job["lossExplanation"]
+    assert "lossExplanation" not in stage.client().get(f"/admin-api/ai/jobs/{stage.running()}").json
