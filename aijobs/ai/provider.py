@@ -76,7 +76,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`.
+    """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`; None: not known.
 
     `estimated` says that the provider counted no tokens and the figures are ours. `finish_reason` is the
     provider's word; `length` means cut off.
@@ -85,9 +85,9 @@ class GenerateAnswer:
     text: str = field(repr=False)
     provider: str
     model: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
     estimated: bool
     finish_reason: str
     http_status: int | None = None

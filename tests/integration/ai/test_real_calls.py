@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 import time
 from datetime import timedelta
@@ -87,6 +88,22 @@ def test_an_answer_that_was_cut_off_gets_more_room_and_is_asked_for_less(live: L
     assert room == [8_000, 16_000, 32_000]
     assert "fewer or shorter items" in live.llm.calls[1].request.text()
     assert "JSON" not in live.llm.calls[1].request.text().split("Mend this:")[1]
+
+
+@pytest.mark.parametrize("limits", [{"max_output_tokens": 4_000}, {"context_tokens": 6_000}, {}], ids=repr)
+@pytest.mark.parametrize("fault", ["truncated", "huge"])
+def test_an_answer_that_is_too_long_under_a_providers_limit_is_never_asked_for_in_the_same_bytes(
+    open_live: LiveOpener, limits: dict[str, int], fault: str
+) -> None:
+    live = open_live(**limits)
+    job = live.run(faults.truncated() if fault == "truncated" else faults.build("huge", {"megabytes": 1.2}))
+    assert job.error_code == ("VALIDATION_TRUNCATED" if fault == "truncated" else "VALIDATION_OUTPUT_TOO_LARGE")
+    bodies = [json.dumps(call.body) for call in live.llm.calls]
+    assert len(bodies) == len(set(bodies)) == 3
+    asked = [call.request.text() for call in live.llm.calls]
+    assert "of the items, and at least one" not in asked[0]
+    assert "at most 1/2 of the items" in asked[1]
+    assert "at most 1/4 of the items" in asked[2]
 
 
 def test_the_next_prompt_names_what_was_wrong(live: Live) -> None:
@@ -191,6 +208,23 @@ def test_the_model_that_answered_is_the_one_that_is_priced(open_live: LiveOpener
     unknown = live.run(Answer(model="m-unheard-of"))
     (row,) = live.stage.usage(unknown.id)
     assert (row["cost_micros"], row["billed"]) == (None, "yes"), "no price is not a price of nothing"
+
+
+@pytest.mark.parametrize("told", [True, 12.0, "12", -3, 10**30, [7], {"n": 7}], ids=repr)
+def test_a_token_count_that_is_no_count_is_unknown_and_so_is_the_cost(live: Live, told: Any) -> None:
+    for name in ("prompt_tokens", "completion_tokens"):
+        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, name: told}
+        job = live.run(Answer(model="deepseek-flash", usage=usage))
+        (row,) = live.stage.usage(job.id)
+        assert job.lifecycle_status == "succeeded"
+        assert (row[name], row["cost_micros"], row["billed"], row["estimated"]) == (None, None, "yes", False)
+
+
+def test_a_count_of_cached_tokens_that_is_no_count_is_unknown(live: Live) -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": True}}
+    job = live.run(Answer(usage={"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, **details}))
+    (row,) = live.stage.usage(job.id)
+    assert (row["prompt_tokens"], row["cached_tokens"], row["cost_micros"]) == (1000, None, None)
 
 
 # --- other routes, the breaker, slots ------------------------------------------------------------------------------

@@ -170,8 +170,9 @@ def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
         {"prompt_tokens": 5, "cached_tokens": 50},
         {"prompt_tokens": -1, "completion_tokens": -1, "cached_tokens": -1},
         {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
+        {"prompt_tokens": True, "completion_tokens": 1.5, "cached_tokens": "1"},
     ],
-    ids=["long reason", "long model", "too many tokens", "more cached than sent", "negative", "not counted"],
+    ids=["long reason", "long model", "too many tokens", "more cached", "negative", "not counted", "no number"],
 )
 def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage, counts: dict[str, Any]) -> None:
     stage.provider.counts = counts
@@ -180,6 +181,7 @@ def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage,
     assert len(stage.provider.requests) == 1
     (call,) = stage.usage(job_id)
     assert call["state"] == "done"
+    assert not any(call[name] == 1 for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
 
 
 def test_markup_in_an_answer_is_kept_as_text_and_bidi_overrides_are_removed(sqlite_stage: Stage) -> None:

@@ -54,6 +54,13 @@ def test_what_works_is_called_once_for_each_model_in_use(aijobs: Aijobs, llm: Fa
     assert [call.model for call in llm.calls] == ["m1", "m1", "m2"]
 
 
+def test_a_usage_that_is_no_count_is_not_shown_as_one(aijobs: Aijobs, llm: FakeLlm) -> None:
+    llm.script(Answer('{"word": "pong"}', usage={"prompt_tokens": True, "completion_tokens": 5, "total_tokens": 6}))
+    code, out, _ = aijobs("providers", "check")
+    assert code == 0
+    assert "tokens not counted" in out
+
+
 def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(faults.no_json_schema())
     code, out, _ = aijobs("providers", "check")

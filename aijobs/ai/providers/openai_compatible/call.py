@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from aijobs.ai.billing.tokens import estimate_tokens
+from aijobs.ai.billing.tokens import estimate_tokens, read_count
 from aijobs.ai.output import MAX_CHARACTERS
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.openai_compatible.names import name, reason
@@ -137,20 +137,22 @@ class Received:
             request_id=self.request_id,
         )
 
-    def _counts(self) -> tuple[int, int, int, bool]:
-        """Prompt, completion and cached tokens, and whether they are our estimate.
+    def _counts(self) -> tuple[int | None, int | None, int | None, bool]:
+        """Prompt, completion and cached tokens, and whether they are our estimate: only if the provider told none.
 
-        Cached ones are a part of the prompt's, which DeepSeek splits into hit and miss and others give as a whole.
+        A count that can't be one is None: nobody knows it. Cached tokens are a part of the prompt's, which DeepSeek
+        splits into hit and miss and others give as a whole.
         """
         prompt, completion = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
-        hit, miss = self.usage.get("prompt_cache_hit_tokens"), self.usage.get("prompt_cache_miss_tokens")
+        hit, miss = self.usage.get("prompt_cache_hit_tokens"), read_count(self.usage.get("prompt_cache_miss_tokens"))
         details = self.usage.get("prompt_tokens_details")
         if hit is None and isinstance(details, Mapping):
             hit = details.get("cached_tokens")
-        if prompt is None and isinstance(hit, int) and isinstance(miss, int):
-            prompt = hit + miss
-        if isinstance(prompt, int) and isinstance(completion, int):
-            return prompt, completion, hit if isinstance(hit, int) else 0, False
+        cached = 0 if hit is None else read_count(hit)
+        if prompt is None and hit is not None and cached is not None and miss is not None:
+            prompt = cached + miss
+        if prompt is not None and completion is not None:
+            return read_count(prompt), read_count(completion), cached, False
         asked = estimate_tokens(self.request.prompt.system) + estimate_tokens(self.request.prompt.user)
         return asked, estimate_tokens(self.text) + self.thought // 3, 0, True
 

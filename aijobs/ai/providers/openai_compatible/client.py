@@ -69,7 +69,15 @@ class ServerClient:
 
     async def _receive(self, body: Mapping[str, Any], key: str | None, received: Received, limits: Limits) -> None:
         async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
-            stream = await self._open_client().chat.completions.create(**body, extra_headers=_headers(key))
+            # As the server wrote it: the client's own types would make a 1 of a token count that is `true`.
+            stream = await self._open_client().post(
+                "/chat/completions",
+                body=body,
+                cast_to=object,
+                options={"headers": _headers(key)},
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
             received.status, received.request_id = stream.response.status_code, request_id(stream.response)
             return _mappings(stream)
 
@@ -111,7 +119,6 @@ class ServerClient:
             terms.tokens_name: terms.room(request.max_output_tokens, prompt.system + prompt.user),
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_body": dict(self._config.extra_body) or None,
         }
         mode = terms.json_mode if request.constrained else "prompt"
         if mode == "json_object":
@@ -119,7 +126,7 @@ class ServerClient:
         elif mode == "json_schema":
             schema = {"name": request.job_type, "schema": dict(request.output_schema), "strict": False}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return body
+        return {**body, **self._config.extra_body}
 
 
 def _headers(key: str | None) -> dict[str, Any]:
@@ -137,11 +144,12 @@ def _refusal(refused: Refused, request: GenerateRequest, terms: Terms, asked_tok
     return failure
 
 
-async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncGenerator[Mapping[str, Any]]:
+async def _mappings(stream: openai.AsyncStream[object]) -> AsyncGenerator[Mapping[str, Any]]:
     async with stream:
         async for chunk in stream:
-            # Of what isn't as it should be a warning would quote the value.
-            yield chunk.to_dict(warnings=False)
+            if not isinstance(chunk, Mapping):
+                raise TypeError("a chunk is no object")
+            yield chunk
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:
