@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.catalogue import DEFAULT, Catalogue
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import Moderator
-from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider, load_client
 from aijobs.credentials.rotation import CredentialRotation
 from aijobs.credentials.service import CredentialService
 from aijobs.credentials.store import CredentialStore
@@ -31,7 +31,7 @@ from aijobs.credentials.vault import CredentialVault
 from aijobs.db.clock import Clock, DatabaseClock
 from aijobs.db.database import Database
 from aijobs.db.schema import check_schema
-from aijobs.definitions.definition import MAINTENANCE_QUEUE
+from aijobs.definitions.definition import MAINTENANCE_QUEUE, JobDefinition
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.engine import ExecutionEngine
@@ -42,7 +42,7 @@ from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
-from aijobs.errors import SettingsError
+from aijobs.errors import SettingsError, UnknownJobType
 from aijobs.events import EventBus
 from aijobs.ids import InstanceId
 from aijobs.jobs.creation import JobCreation
@@ -151,7 +151,8 @@ def build_services(
     _check_cost_quotas(settings, catalogue, costs)
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
-    registry = build_registry(prompts, modules, router, production=settings.production)
+    registry = build_registry(prompts, modules, router, production=settings.production, timeouts=settings.job_timeouts)
+    check_limits(catalogue, router, registry)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
@@ -226,12 +227,41 @@ def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
 
 
 def build_registry(
-    prompts: PromptTemplates, modules: Iterable[ModuleType], router: ModelRouter, *, production: bool
+    prompts: PromptTemplates,
+    modules: Iterable[ModuleType],
+    router: ModelRouter,
+    *,
+    production: bool,
+    timeouts: Mapping[str, float] | None = None,
 ) -> JobDefinitionRegistry:
-    """All job types and projectors there are, checked."""
+    """All job types and projectors there are, checked. `timeouts`: seconds of an attempt that an operator set."""
     registry = JobDefinitionRegistry(prompts.exists, router.knows)
-    registry.load(modules, production=production)
+    try:
+        registry.load(modules, production=production, timeouts=timeouts)
+    except UnknownJobType as unknown:
+        known = ", ".join(definition.job_type for definition in registry.get_all())
+        raise SettingsError(f"AIJOBS_JOB_TIMEOUTS: {unknown}; there are {known}") from None
     return registry
+
+
+def check_limits(catalogue: Catalogue, router: ModelRouter, registry: JobDefinitionRegistry) -> None:
+    """Refuse a limit of the providers file that is longer than the time of a job that may be sent to its provider.
+
+    Limits that aren't written there bend to the job's time.
+    """
+    for definition in registry.get_all():
+        if definition.prompt is None:
+            continue
+        name, has_s = definition.job_type, definition.execution.timeout_ms / 1000
+        modes = definition.credential.allowed_modes
+        asked = {route.provider for mode in modes for route in router.routes(definition, mode)}
+        for provider in sorted(asked & set(catalogue.providers)):
+            for entry, seconds in catalogue.providers[provider].written_limits():
+                if seconds > has_s:
+                    raise SettingsError(
+                        f"the providers file: {provider}: {entry} is {seconds:g}, but an attempt of {name} has "
+                        f"{has_s:g} s: lower it, or set AIJOBS_JOB_TIMEOUTS={name}={seconds:g}"
+                    )
 
 
 def _limits(settings: Settings) -> Limits:
@@ -286,6 +316,7 @@ def build_engine(
             s.outbox_events,
             str(instance),
             send_back=hand_over(s.broker),
+            make_ready=_client_loader(s, has_moderator=moderator is not None),
         ),
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
         execute=Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(settings), moderator),
@@ -297,6 +328,17 @@ def build_engine(
         watcher=watcher,
         abandon=abandon,
     )
+
+
+def _client_loader(services: Services, *, has_moderator: bool) -> Callable[[JobDefinition, str], None]:
+    """Return what loads the client for jobs that may ask a server. The built-in provider does without it."""
+
+    def make_ready(definition: JobDefinition, credential_mode: str) -> None:
+        judged = has_moderator and definition.security.content_safety_check
+        if judged or services.router.may_ask(definition, credential_mode, services.catalogue.providers):
+            load_client()
+
+    return make_ready
 
 
 _load_safety = cache(ContentSafety.load)
@@ -355,6 +397,9 @@ def build_job_crew(services: Services, queue_name: str, abandon: Callable[[], No
     def start() -> None:
         engine.start()
         presence.start()
+        if any(config.ready for config in services.catalogue.providers.values()):
+            # In the background, so that the worker takes jobs at once; the first that asks a server waits for it.
+            Thread(target=load_client, name="load-client", daemon=True).start()
 
     def drain(grace_s: float) -> None:
         engine.drain(grace_s)

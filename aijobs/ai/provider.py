@@ -68,6 +68,8 @@ class GenerateRequest:
     output_schema: Mapping[str, Any] = field(repr=False)
     max_output_tokens: int = 8_000
     constrained: bool = True
+    last_route: bool = False
+    """No other route is left to ask: the provider gets the rest of the attempt's time."""
     credential: SealedKey | None = field(default=None, repr=False)
     """The user's own key that pays, or None for the platform's."""
     terms: Any = None

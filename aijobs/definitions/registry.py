@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 
 from pydantic import BaseModel
@@ -85,10 +86,13 @@ class JobDefinitionRegistry:
         except KeyError:
             raise errors.UnknownProjector(f"unknown projector {key!r}") from None
 
-    def load(self, modules: Iterable[ModuleType], *, production: bool) -> None:
+    def load(
+        self, modules: Iterable[ModuleType], *, production: bool, timeouts: Mapping[str, float] | None = None
+    ) -> None:
         """Register the definitions of these modules and the projectors that they bring.
 
-        In production those not meant for it are left out.
+        In production those not meant for it are left out. `timeouts`: an operator's seconds for an attempt, by job
+        type. `UnknownJobType` if one of them is for no job type.
         """
         for module in modules:
             definition: JobDefinition = module.DEFINITION
@@ -96,7 +100,13 @@ class JobDefinitionRegistry:
                 continue
             if hasattr(module, "PROJECTOR"):
                 self.register_projector(module.PROJECTOR)
+            seconds = (timeouts or {}).get(definition.job_type)
+            if seconds is not None:
+                execution = replace(definition.execution, timeout_ms=round(seconds * 1000))
+                definition = replace(definition, execution=execution)
             self.register(definition)
+        for job_type in timeouts or {}:
+            self.get(job_type)
 
     def _check_references(self, d: JobDefinition) -> None:
         if d.projector is not None and d.projector not in self._projectors:
