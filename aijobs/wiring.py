@@ -30,6 +30,7 @@ from aijobs.credentials.store import CredentialStore
 from aijobs.credentials.vault import CredentialVault
 from aijobs.db.clock import Clock, DatabaseClock
 from aijobs.db.database import Database
+from aijobs.db.engines import check_packet
 from aijobs.db.schema import check_schema
 from aijobs.definitions.definition import MAINTENANCE_QUEUE, JobDefinition
 from aijobs.definitions.discovery import find_job_types, prompt_folders
@@ -115,10 +116,11 @@ class Services:
         return Monitor(self.settings, self.database, self.clock, self.registry, self.broker, self.presence, providers)
 
     def check_start(self) -> None:
-        """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
-        a key that the ring doesn't hold.
+        """`SettingsError` where the database's schema is not the one that this code knows, its server takes too little
+        in one statement, or users' stored keys need a key that the ring doesn't hold.
         """
         check_schema(self.database.engine)
+        check_packet(self.database.engine)
         self.credentials.check_ring()
 
 
