@@ -144,6 +144,9 @@ class Settings:
     stuck_attempt_s: float = 30
     """How long an attempt's code may run past its end before the process gives up and exits 75."""
 
+    job_timeouts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of an attempt by job type, in place of the definition's: `flashcard_generation=300,…`."""
+
     # Limits
     body_limit_bytes: int = 1_000_000
     user_active_jobs: int = 20
@@ -214,7 +217,9 @@ _TEXTS = (
 )
 
 
-_KNOWN = {f"AIJOBS_{name.upper()}": name for name in ("env", "instance_path", *_TEXTS, *_SECRETS, *_NUMBERS)}
+_OTHERS = ("env", "instance_path", "job_timeouts")
+_KNOWN = {f"AIJOBS_{name.upper()}": name for name in (*_OTHERS, *_TEXTS, *_SECRETS, *_NUMBERS)}
+_SECONDS = re.compile(r"\d{1,3}(?:\.\d{1,3})?")
 _PROVIDER_KEY = re.compile(r"AIJOBS_(?P<provider>[A-Z][A-Z0-9_]*)_API_KEY")
 
 
@@ -239,6 +244,7 @@ def _load(environ: Mapping[str, str]) -> Settings:
         values["redis_url"] = broker_address(values["redis_url"])
     values.update(_secrets(given, instance, production=values["env"] == "production"))
     values["provider_keys"] = _provider_keys(environ)
+    values["job_timeouts"] = _job_timeouts(given.get("job_timeouts", ""))
     settings = Settings(**values)
     _check(settings)
     return settings
@@ -277,6 +283,19 @@ def _provider_keys(environ: Mapping[str, str]) -> dict[str, str]:
         if not key.isascii() or not key.isprintable():
             raise SettingsError(f"the API key of {provider} has a character that no key has")
     return {provider: key for provider, key in keys.items() if key}
+
+
+def _job_timeouts(text: str) -> dict[str, float]:
+    """`type=seconds,type=seconds`, by type."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        job_type, equals, seconds = (piece.strip() for piece in part.partition("="))
+        if not (job_type and equals and _SECONDS.fullmatch(seconds)) or not 1 <= float(seconds) <= 600:
+            raise SettingsError(f"AIJOBS_JOB_TIMEOUTS has {part!r}: write type=seconds,…, with 1 to 600 seconds")
+        if job_type in found:
+            raise SettingsError(f"AIJOBS_JOB_TIMEOUTS names {job_type} twice")
+        found[job_type] = float(seconds)
+    return found
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache, cached_property, partial
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,16 @@ from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.catalogue import DEFAULT, Catalogue
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import Moderator
-from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider, load_client
 from aijobs.credentials.rotation import CredentialRotation
 from aijobs.credentials.service import CredentialService
 from aijobs.credentials.store import CredentialStore
 from aijobs.credentials.vault import CredentialVault
 from aijobs.db.clock import Clock, DatabaseClock
 from aijobs.db.database import Database
+from aijobs.db.engines import check_packet
 from aijobs.db.schema import check_schema
-from aijobs.definitions.definition import MAINTENANCE_QUEUE
+from aijobs.definitions.definition import MAINTENANCE_QUEUE, JobDefinition
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.attempt import Attempts
@@ -45,7 +47,7 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.settle import Settle
 from aijobs.engine.suspect_runner import SuspectRunner
 from aijobs.engine.suspects import Suspects
-from aijobs.errors import SettingsError
+from aijobs.errors import SettingsError, UnknownJobType
 from aijobs.events import EventBus
 from aijobs.forks import new_lock
 from aijobs.ids import InstanceId
@@ -120,11 +122,14 @@ class Services:
         return Monitor(self.settings, self.database, self.clock, self.registry, self.broker, self.presence, providers)
 
     def check_start(self) -> None:
-        """`SettingsError` where the database's schema is not the one that this code knows, or users' stored keys need
-        a key that the ring doesn't hold. Leaves no connection open: servers fork after they imported the application.
+        """`SettingsError` where the database's schema is not the one that this code knows, its server takes too little
+        in one statement, or users' stored keys need a key that the ring doesn't hold.
+
+        Leaves no connection open: servers fork after they imported the application.
         """
         try:
             check_schema(self.database.engine)
+            check_packet(self.database.engine)
             self.credentials.check_ring()
         finally:
             self.database.dispose()
@@ -159,7 +164,8 @@ def build_services(
     _check_cost_quotas(settings, catalogue, costs)
     modules = find_job_types(job_types)
     prompts = PromptTemplates(prompt_folders(modules))
-    registry = build_registry(prompts, modules, router, production=settings.production)
+    registry = build_registry(prompts, modules, router, production=settings.production, timeouts=settings.job_timeouts)
+    check_limits(catalogue, router, registry)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
     lifecycle = LifecycleRepository(database, clock, outbox, lease)
@@ -225,12 +231,41 @@ def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
 
 
 def build_registry(
-    prompts: PromptTemplates, modules: Iterable[ModuleType], router: ModelRouter, *, production: bool
+    prompts: PromptTemplates,
+    modules: Iterable[ModuleType],
+    router: ModelRouter,
+    *,
+    production: bool,
+    timeouts: Mapping[str, float] | None = None,
 ) -> JobDefinitionRegistry:
-    """All job types and projectors there are, checked."""
+    """All job types and projectors there are, checked. `timeouts`: seconds of an attempt that an operator set."""
     registry = JobDefinitionRegistry(prompts.exists, router.knows)
-    registry.load(modules, production=production)
+    try:
+        registry.load(modules, production=production, timeouts=timeouts)
+    except UnknownJobType as unknown:
+        known = ", ".join(definition.job_type for definition in registry.get_all())
+        raise SettingsError(f"AIJOBS_JOB_TIMEOUTS: {unknown}; there are {known}") from None
     return registry
+
+
+def check_limits(catalogue: Catalogue, router: ModelRouter, registry: JobDefinitionRegistry) -> None:
+    """Refuse a limit of the providers file that is longer than the time of a job that may be sent to its provider.
+
+    Limits that aren't written there bend to the job's time.
+    """
+    for definition in registry.get_all():
+        if definition.prompt is None:
+            continue
+        name, has_s = definition.job_type, definition.execution.timeout_ms / 1000
+        modes = definition.credential.allowed_modes
+        asked = {route.provider for mode in modes for route in router.routes(definition, mode)}
+        for provider in sorted(asked & set(catalogue.providers)):
+            for entry, seconds in catalogue.providers[provider].written_limits():
+                if seconds > has_s:
+                    raise SettingsError(
+                        f"the providers file: {provider}: {entry} is {seconds:g}, but an attempt of {name} has "
+                        f"{has_s:g} s: lower it, or set AIJOBS_JOB_TIMEOUTS={name}={seconds:g}"
+                    )
 
 
 def _limits(settings: Settings) -> Limits:
@@ -289,7 +324,14 @@ def build_prepare(services: Services, instance: InstanceId) -> Prepare:
     """What locks jobs for one process."""
     s = services
     return Prepare(
-        s.database, s.clock, s.registry, s.lifecycle, s.outbox_events, str(instance), send_back=hand_over(s.broker)
+        s.database,
+        s.clock,
+        s.registry,
+        s.lifecycle,
+        s.outbox_events,
+        str(instance),
+        send_back=hand_over(s.broker),
+        make_ready=_client_loader(s),
     )
 
 
@@ -318,6 +360,19 @@ def build_suspect_runner() -> Callable[[Mapping[str, Any]], Answer]:
         build_attempts(services),
         services.bus,
     ).run
+
+
+def _client_loader(services: Services) -> Callable[[JobDefinition, str], None]:
+    """Return what loads the client for jobs that may ask a server. The built-in provider does without it."""
+    providers = services.catalogue.providers
+    has_moderator = any(config.moderation_model and config.ready for config in providers.values())
+
+    def make_ready(definition: JobDefinition, credential_mode: str) -> None:
+        judged = has_moderator and definition.security.content_safety_check
+        if judged or services.router.may_ask(definition, credential_mode, providers):
+            load_client()
+
+    return make_ready
 
 
 _load_safety = cache(ContentSafety.load)
@@ -378,6 +433,9 @@ def build_job_crew(
     def start() -> None:
         engine.start()
         presence.start()
+        if any(config.ready for config in services.catalogue.providers.values()):
+            # In the background, so that the worker takes jobs at once; the first that asks a server waits for it.
+            Thread(target=load_client, name="load-client", daemon=True).start()
 
     def drain(grace_s: float) -> None:
         engine.drain(grace_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -106,6 +106,14 @@ class ProviderConfig:
     first_data_s: float
     idle_s: float
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
+    """The entries that the operator's file has."""
+
+    def written_limits(self) -> Iterator[tuple[str, float]]:
+        """Each limit in seconds that the operator's file sets: its entry, and the value."""
+        for entry in ("connect_s", "first_data_s", "idle_s"):
+            if entry in self.written:
+                yield entry, getattr(self, entry)
 
     @property
     def ready(self) -> bool:
@@ -138,7 +146,10 @@ class Catalogue:
         tables = {**built_in.provider, **own.provider}
         where = Path(path).name if path else "the built-in providers"
         _check_names(where, tables, keys)
-        providers = {name: _config(name, table, keys.get(name)) for name, table in tables.items()}
+        written = {name: frozenset(table.model_fields_set) for name, table in own.provider.items()}
+        providers = {
+            name: _config(name, table, keys.get(name), written.get(name, frozenset())) for name, table in tables.items()
+        }
         named = {name: _routes(where, name, texts, providers) for name, texts in own.routes.items()}
         users = {
             mode: _routes(where, mode, texts, providers)
@@ -178,7 +189,7 @@ def _read(path: Path) -> _File:
         raise SettingsError(f"the providers file {path.name}: {place}: {first['msg']}") from None
 
 
-def _config(name: str, table: _Provider, key: str | None) -> ProviderConfig:
+def _config(name: str, table: _Provider, key: str | None, written: frozenset[str]) -> ProviderConfig:
     return ProviderConfig(
         name=name,
         base_url=table.base_url,
@@ -196,6 +207,7 @@ def _config(name: str, table: _Provider, key: str | None) -> ProviderConfig:
         first_data_s=table.first_data_s,
         idle_s=table.idle_s,
         extra_body=table.extra_body,
+        written=written,
     )
 
 

@@ -18,6 +18,11 @@ from aijobs.canonical import MAX_DEPTH, MAX_INTEGER
 from aijobs.errors import JobError
 
 MAX_CHARACTERS = 1_000_000
+BIDI_OVERRIDES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that make a text look like another one. No writing needs them: marks of direction (U+200E, U+200F) do."""
+_OVERRIDE = re.compile(f"[{BIDI_OVERRIDES}]")
+_MAY_OVERRIDE = re.compile(rf"[{BIDI_OVERRIDES}]|\\u20(?:2[a-e]|6[6-9])", re.IGNORECASE)
+"""The same in JSON, where it may be an escape."""
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE)
@@ -47,14 +52,17 @@ class EmptyAnswer(AnswerInvalid):
 
 
 def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
-    """The JSON object of an answer, as `parse_json_answer`, unless the provider says that it was cut off.
+    """Return the JSON object of an answer without bidi overrides in its texts, unless the provider cut it off.
 
     A cut-off answer may parse, with half of its items: VALIDATION_TRUNCATED either way, and the next prompt
     asks for less instead of for better JSON.
     """
     if finish_reason == "length":
         raise AnswerInvalid("VALIDATION_TRUNCATED", "the answer was cut off: give fewer or shorter items")
-    return parse_json_answer(text)
+    answer = parse_json_answer(text)
+    if _MAY_OVERRIDE.search(text):
+        answer = {key: _without_overrides(value) for key, value in answer.items()}
+    return answer
 
 
 def parse_json_answer(text: str) -> dict[str, Any]:
@@ -158,6 +166,16 @@ def _clean_value(value: Any) -> Any:
 def _clean(text: str) -> str:
     _refuse_unstorable(text)
     return unicodedata.normalize("NFC", text)
+
+
+def _without_overrides(value: Any) -> Any:
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", _OVERRIDE.sub("", value))
+    if isinstance(value, list):
+        return [_without_overrides(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_overrides(item) for key, item in value.items()}
+    return value
 
 
 def _refuse_unstorable(text: str) -> None:

@@ -68,6 +68,8 @@ class GenerateRequest:
     output_schema: Mapping[str, Any] = field(repr=False)
     max_output_tokens: int = 8_000
     constrained: bool = True
+    last_route: bool = False
+    """No other route is left to ask: the provider gets the rest of the attempt's time."""
     credential: SealedKey | None = field(default=None, repr=False)
     """The user's own key that pays, or None for the platform's."""
     terms: Any = None
@@ -76,7 +78,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`.
+    """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`; None: not known.
 
     `estimated` says that the provider counted no tokens and the figures are ours. `finish_reason` is the
     provider's word; `length` means cut off.
@@ -85,9 +87,9 @@ class GenerateAnswer:
     text: str = field(repr=False)
     provider: str
     model: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
     estimated: bool
     finish_reason: str
     http_status: int | None = None

@@ -97,21 +97,19 @@ def _check(answer: GenerateAnswer) -> None:
 
 def _worked(answer: GenerateAnswer, route: Route, costs: CostCalculator, calls: int, latency_ms: int) -> Trial:
     at = utc_now()
-    cost = costs.cost(
-        answer.provider,
-        answer.model,
-        prompt_tokens=max(0, answer.prompt_tokens),
-        completion_tokens=max(0, answer.completion_tokens),
-        cached_tokens=0,
-        at=at,
-    )
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+    cost = tokens = None
+    if prompt is not None and completion is not None:
+        tokens = prompt + completion
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": 0}
+        cost = costs.cost(answer.provider, answer.model, **counts, at=at)
     return Trial(
         route.provider,
         route.model,
         True,
         calls,
         latency_ms,
-        tokens=answer.prompt_tokens + answer.completion_tokens,
+        tokens=tokens,
         cost=cost,
         answered_as=answer.model if answer.model != route.model else None,
         at=at,

@@ -54,7 +54,7 @@ def _say(terminal: Terminal, trial: Trial) -> None:
     if not trial.works:
         terminal.say(f"{terminal.style('fails', bold=True)}  {name}: {trial.code}: {trial.why}")
         return
-    told = [f"{trial.latency_ms} ms", f"{trial.tokens} tokens"]
+    told = [f"{trial.latency_ms} ms", "tokens not counted" if trial.tokens is None else f"{trial.tokens} tokens"]
     told.append("no price known" if trial.cost is None else f"{trial.cost.micro_units / 1e6:.6f} {trial.cost.currency}")
     if trial.calls > 1:
         told.append("takes no schema" if trial.calls == 2 else "takes no constraint on its answer")

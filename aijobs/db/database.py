@@ -32,7 +32,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 from aijobs.causes import cause_of, stops_writes
-from aijobs.db.engines import WRITING, build_engine
+from aijobs.db.engines import TOO_LARGE, WRITING, build_engine
+from aijobs.errors import JobError
 
 T = TypeVar("T")
 
@@ -142,6 +143,16 @@ class CommitUnknown(Exception):
         self.cause = cause
 
 
+class StatementTooLarge(JobError):
+    """A statement has more bytes than the server takes (`longest`). No repeat helps, and nothing was sent."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(
+            "INTERNAL_CONFIG", f"the database takes statements of at most {longest} bytes: raise max_allowed_packet"
+        )
+        self.longest = longest
+
+
 class Database:
     """One engine, sessions that read and units of work that write."""
 
@@ -172,7 +183,8 @@ class Database:
 
         `work` may run again from the start in a fresh session, so it changes nothing but the database. Where the
         answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
-        didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat.
+        didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat. `StatementTooLarge` if the
+        server doesn't take what it writes.
         """
         lost = False
         for attempt in range(1, tries + 1):
@@ -254,8 +266,12 @@ class Database:
 
     def _once(self, work: Callable[[Session], T]) -> T:
         with self._write() as session:
-            result = work(session)
-            session.flush()
+            try:
+                result = work(session)
+                session.flush()
+            except DBAPIError as error:
+                _raise_if_too_large(error)
+                raise
             try:
                 session.commit()
             except DBAPIError as error:
@@ -270,6 +286,12 @@ class Database:
     def dispose(self) -> None:
         """Close the pool's connections."""
         self.engine.dispose()
+
+
+def _raise_if_too_large(error: DBAPIError) -> None:
+    arguments: tuple[Any, ...] = getattr(error.orig, "args", ())
+    if len(arguments) == 3 and arguments[0] == TOO_LARGE:
+        raise StatementTooLarge(arguments[2]) from None  # Not chained: the driver's error holds the statement.
 
 
 def _for_reading(engine: Engine) -> Engine:

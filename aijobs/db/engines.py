@@ -34,6 +34,13 @@ FRESH_S = 0.5
 """So long after it came back to the pool a connection is believed to be there (HikariCP's window too)."""
 _LEFT_AT = "aijobs_left_at"
 
+SMALLEST_PACKET = 1024 * 1024
+"""The least `max_allowed_packet` of MariaDB that we start with: the driver puts many rows into such a statement."""
+_PACKET_MARGIN = 2
+"""The server refuses a statement of one byte less than `max_allowed_packet`: the command's own byte counts."""
+TOO_LARGE = 1153
+"""MariaDB's error for a statement beyond `max_allowed_packet`."""
+
 _STALE = "RevalidateCachedQuery"
 """Where PostgreSQL (its plancache.c) finds that a prepared statement's columns are no longer those of the table: the
 error's code is used for much else, and its text is in the server's language."""
@@ -80,6 +87,8 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
     else:
         arguments = _mysql_arguments(parsed, patient)
         engine = create_engine(parsed, **options, isolation_level="READ COMMITTED", connect_args=arguments)
+        if parsed.get_driver_name() == "pymysql":
+            _bound_statements(engine)
     _ping_idle(engine)
     renew_in_child(engine, _empty_pool)
     return engine
@@ -109,6 +118,45 @@ def _empty_pool(engine: Engine) -> None:
     """Give the child of a fork a pool of its own: the parent works with the connections of the inherited one."""
     leave_behind(engine.pool)
     engine.dispose(close=False)
+
+
+def _bound_statements(engine: Engine) -> None:
+    """Refuse a statement that the server doesn't take before it is sent.
+
+    The server would answer by cutting the connection, which looks like an outage and would be tried again.
+    """
+    driver: Any = engine.dialect.loaded_dbapi
+
+    class BoundedCursor(driver.cursors.Cursor):
+        def execute(self, query: Any, args: Any = None) -> Any:
+            written, longest = self.mogrify(query, args), self.connection.longest
+            # Characters first: hardly any statement is so long that its bytes have to be counted.
+            if 4 * len(written) > longest and len(_bytes(written, self.connection.encoding)) > longest:
+                raise driver.err.DataError(TOO_LARGE, "the statement is longer than the server takes", longest)
+            return super().execute(written)
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            connection.longest = int(cursor.fetchone()[0]) - _PACKET_MARGIN
+        connection.cursorclass = BoundedCursor
+
+
+def _bytes(statement: Any, encoding: str) -> bytes:
+    return statement.encode(encoding, "surrogateescape") if isinstance(statement, str) else statement
+
+
+def check_packet(engine: Engine) -> None:
+    """`SettingsError` if the server takes statements of less than 1 MiB, which answers and notes may have."""
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return
+    with engine.connect() as connection:
+        packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+    if packet < SMALLEST_PACKET:
+        raise SettingsError(
+            f"the database's max_allowed_packet is {packet} bytes: set it to {SMALLEST_PACKET} (1M) or more"
+        )
 
 
 def _ping_idle(engine: Engine) -> None:

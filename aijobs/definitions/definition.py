@@ -117,16 +117,26 @@ class Input(_Part):
     schema: type[BaseModel]
 
 
+class CheckContext(Protocol):
+    """What a check of an answer may ask of the attempt that it is part of."""
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `JobError` if the attempt must stop: cancelled, out of time, or its lease lost."""
+        ...
+
+
 @dataclass(frozen=True)
 class Output(_Part):
     """The output's schema, its version, and a check beyond the schema.
 
-    `validator(input, output, job_id)` returns the output to keep (it may drop items), or raises `JobError`.
+    `validator(input, output, job_id)` returns the output to keep (it may drop items), or raises `JobError`. With
+    `watches_token` it takes a `CheckContext` as a fourth argument: for checks of many items, which a cancel ends early.
     """
 
     schema_version: Version
     schema: type[BaseModel]
-    validator: Callable[[Mapping[str, Any], dict[str, Any], str], dict[str, Any]] | None = None
+    validator: Callable[..., dict[str, Any]] | None = None
+    watches_token: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -93,10 +94,13 @@ class JobDefinitionRegistry:
         except KeyError:
             raise errors.UnknownProjector(f"unknown projector {key!r}") from None
 
-    def load(self, modules: Iterable[ModuleType], *, production: bool) -> None:
+    def load(
+        self, modules: Iterable[ModuleType], *, production: bool, timeouts: Mapping[str, float] | None = None
+    ) -> None:
         """Register the definitions of these modules and the projectors that they bring.
 
-        In production those not meant for it are left out.
+        In production those not meant for it are left out. `timeouts`: an operator's seconds for an attempt, by job
+        type. `UnknownJobType` if one of them is for no job type.
         """
         for module in modules:
             definition: JobDefinition = module.DEFINITION
@@ -105,7 +109,13 @@ class JobDefinitionRegistry:
             if hasattr(module, "PROJECTOR"):
                 _check_projector(definition.job_type, module.PROJECTOR)
                 self.register_projector(module.PROJECTOR, module.__name__)
+            seconds = (timeouts or {}).get(definition.job_type)
+            if seconds is not None:
+                execution = replace(definition.execution, timeout_ms=round(seconds * 1000))
+                definition = replace(definition, execution=execution)
             self.register(definition, module.__name__)
+        for job_type in timeouts or {}:
+            self.get(job_type)
 
     def _check_references(self, d: JobDefinition) -> None:
         if d.projector is not None and d.projector not in self._projectors:

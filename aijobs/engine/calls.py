@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from aijobs.ai.billing.cost import Cost, CostCalculator
+from aijobs.ai.billing.tokens import read_count
 from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, Route
 from aijobs.clock import utc_now
@@ -23,9 +24,6 @@ from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
-
-MAX_TOKENS = 2**31 - 1
-"""What a column of the ledger holds, and more than any model reads."""
 
 _Counts = tuple[int | None, int | None, int | None]
 
@@ -160,7 +158,7 @@ def _counts(told: GenerateAnswer | CallFacts) -> _Counts:
     An answer is paid for whatever its counts say, and must not be lost to them.
     """
     counts = (told.prompt_tokens, told.completion_tokens, told.cached_tokens)
-    prompt, completion, cached = (n if isinstance(n, int) and 0 <= n <= MAX_TOKENS else None for n in counts)
+    prompt, completion, cached = map(read_count, counts)
     if prompt is not None and cached is not None and cached > prompt:
         cached = None
     return prompt, completion, cached

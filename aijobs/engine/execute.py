@@ -157,6 +157,9 @@ def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]
         named = [(plain_location(place), fault) for place, fault in find_schema_faults(error)]
         raise schema_faults(named) from None
     output: dict[str, Any] = model.model_dump(mode="json", by_alias=True)
+    run.token.raise_if_cancelled()
     if definition.output.validator is not None:
-        output = definition.output.validator(job_input, output, run.job.id)
+        context = (run.token,) if definition.output.watches_token else ()
+        output = definition.output.validator(job_input, output, run.job.id, *context)
+        run.token.raise_if_cancelled()
     return output

@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
+from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress
@@ -44,9 +45,12 @@ class Prepare:
         outbox: OutboxRepository,
         instance_id: str,
         send_back: Callable[[OutgoingMessage], None],
+        make_ready: Callable[[JobDefinition, str], None] = lambda definition, credential_mode: None,
     ) -> None:
-        """`send_back` gives the broker a message again that was popped for a job which must wait; it doesn't raise."""
-        self._send_back = send_back
+        """`send_back` gives the broker a message again that was popped for a job which must wait; it doesn't raise.
+        `make_ready` loads what calls under a credential mode need, before the attempt's time begins.
+        """
+        self._send_back, self._make_ready = send_back, make_ready
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
         self._sparing = Sparing()
@@ -62,6 +66,7 @@ class Prepare:
         if definition is None:
             self._leave_unknown(message)
             return None
+        self._make_ready(definition, PLATFORM_KEY)  # Before the lock: nobody renews the lease until the run is there.
         try:
             locked = self._lock(message, suspects)
         except RunsAlone:
@@ -77,6 +82,8 @@ class Prepare:
     def begin(self, locked: Locked, seconds: float | None = None) -> Run:
         """The attempt of a job that was just locked; out of time in `seconds`, or as its definition says."""
         definition, claim = self._registry.get(locked.job.job_type), claim_of(locked.job)
+        # Again: it may be another job than the message's, or on a user's own key.
+        self._make_ready(definition, locked.job.credential_mode)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
         limit_s = definition.execution.timeout_ms / 1000 if seconds is None else seconds
         token = CancellationToken(limit_s, progress.show)

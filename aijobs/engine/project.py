@@ -65,8 +65,9 @@ class Project:
         def work(session: Session) -> KnownJob:
             row = self._lifecycle.lock_row(session, run.claim)
             count = len(artifacts_of(session, row.validated_output if run.output is None else run.output))
-            ms = run.stopwatch.ms
-            return self._lifecycle.mark_succeeded(run.claim, session, row=row, artifact_count=count, duration_ms=ms)
+            return self._lifecycle.mark_succeeded(
+                run.claim, session, row=row, output=run.output, artifact_count=count, duration_ms=run.stopwatch.ms
+            )
 
         return self._database.write(work, ended(run.claim, SUCCEEDED))
 

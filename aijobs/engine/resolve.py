@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,7 +88,7 @@ class Resolve:
             {
                 "input": content,
                 "output_schema": json.dumps(schema, ensure_ascii=False),
-                "faults": job.answer_faults or (),
+                "faults": (*_shortened(known.retries), *(job.answer_faults or ())),
             },
         )
         routes = self._router.routes(definition, job.credential_mode)
@@ -107,6 +107,16 @@ class Resolve:
     def _read(self, session: Session, job: AiJob) -> _Known:
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
         return _Known(sealed, count_retries(session, job))
+
+
+def _shortened(retries: Counter[str]) -> Iterator[str]:
+    """Ask for half as many items after each answer that was too long.
+
+    A provider's own limit may leave no more room: the same request again would be bought for the same end.
+    """
+    too_long = retries["VALIDATION_TRUNCATED"] + retries["VALIDATION_OUTPUT_TOO_LARGE"]
+    if too_long:
+        yield f"your answers were too long: give at most 1/{2**too_long} of the items, and at least one"
 
 
 def _room(tokens: int, truncations: int) -> int:

@@ -8,7 +8,8 @@ check is listed under `dropped`. Leaves: one Flashcard row a card.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,14 +20,17 @@ from aijobs.db.clock import DatabaseClock
 from aijobs.definitions import definition as d
 from aijobs.definitions.projector import Artifact, ProjectedJob, ProjectionResult
 from aijobs.jobs.snapshots import read_content
-from aijobs.learning.grounding import FoldedText, fold, fold_segments, occurs, script_of
-from aijobs.learning.items import asks_the_same, require_enough, shuffled, text_fault
+from aijobs.learning.grounding import FoldedText, fold, fold_segments, script_of
+from aijobs.learning.items import Questions, require_enough, shuffled, text_fault
 from aijobs.learning.models import FLASHCARD_GENERATION, Flashcard
 from aijobs.learning.notes import NotesInput
 
 ARTIFACT_TYPE = "Flashcard"
 MAX_CARDS = 50
 MAX_SIDE, MAX_QUOTE, MAX_TAG, MAX_TAGS, MAX_EVIDENCE = 1000, 1000, 40, 8, 5
+SPACED_OUT = 4
+"""A text may be this many times as long as its limit before its white space is folded. What is longer is not read."""
+TAGS_READ = 4 * MAX_TAGS
 
 _GAP = re.compile(r"\{\{c(?P<number>\d+)::(?P<answer>[^{}]+?)(?:::(?P<hint>[^{}:]+))?\}\}")
 
@@ -101,19 +105,27 @@ class Output(BaseModel):
     dropped: list[Dropped] = Field(default_factory=list)
 
 
-def check(notes: Mapping[str, Any], output: Mapping[str, Any], job_id: str) -> dict[str, Any]:
+def check(
+    notes: Mapping[str, Any], output: Mapping[str, Any], job_id: str, token: d.CheckContext | None = None
+) -> dict[str, Any]:
     """The output to keep: cards that pass every check, at most as many as asked for, in the job's own order.
 
     Asked for is what the answer offers, up to `max_cards`: that is an upper limit, and short notes hold few
-    cards. Raises `JobError(VALIDATION_OUTPUT_SEMANTICS)` unless one card and 60 % of those asked for remain.
+    cards. Raises `JobError(VALIDATION_OUTPUT_SEMANTICS)` unless one card and 60 % of those asked for remain, and
+    what `token` raises once the attempt must stop.
     """
     limit = notes["options"]["max_cards"]
     segments = fold_segments(notes["segments"])
+    questions = {"basic": Questions(), "cloze": Questions()}
     kept: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
     for index, card in enumerate(output["cards"]):
+        if token is not None:
+            token.raise_if_cancelled()
         grounded, reason = _ground(card, segments)
-        reason = reason or next(_faults(grounded, notes, kept), None)
+        reason = reason or next(_faults(grounded, notes), None)
+        if reason is None and len(kept) < limit and not questions[card["card_type"]].add(_question(card)):
+            reason = "it asks the same as another card"
         if reason is not None:
             dropped.append({"index": index, "reason": reason})
         elif len(kept) < limit:
@@ -126,6 +138,8 @@ def _ground(card: Mapping[str, Any], segments: Mapping[str, FoldedText]) -> tupl
     """The card with its quotes as they stand in the notes, and what is wrong with them, if anything."""
     found = []
     for evidence in card["evidence"]:
+        if len(evidence["quote"]) > SPACED_OUT * MAX_QUOTE:
+            return dict(card), f"a quote is longer than {MAX_QUOTE} characters"
         segment = segments.get(evidence["sid"])
         place = segment.locate(evidence["quote"]) if segment is not None else None
         if segment is None or place is None:
@@ -138,11 +152,12 @@ def _ground(card: Mapping[str, Any], segments: Mapping[str, FoldedText]) -> tupl
 
 def _tags(card: Mapping[str, Any]) -> list[str]:
     """Tags are decoration: one that can't be shown is left out, and the card stays."""
-    lines = (" ".join(tag.split()) for tag in card.get("tags", ()))
+    read = (tag for tag in islice(card.get("tags", ()), TAGS_READ) if len(tag) <= SPACED_OUT * MAX_TAG)
+    lines = (" ".join(tag.split()) for tag in read)
     return list(dict.fromkeys(tag for tag in lines if text_fault(tag, MAX_TAG) is None))[:MAX_TAGS]
 
 
-def _faults(card: Mapping[str, Any], notes: Mapping[str, Any], kept: list[dict[str, Any]]) -> Iterator[str]:
+def _faults(card: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with a grounded card, worst first."""
     if card["card_type"] not in notes["options"]["card_types"]:
         yield f"a {card['card_type']} card was not asked for"
@@ -154,8 +169,6 @@ def _faults(card: Mapping[str, Any], notes: Mapping[str, Any], kept: list[dict[s
     yield from _basic_faults(card) if card["card_type"] == "basic" else _cloze_faults(card)
     if not _in_language(card, notes["lang"]):
         yield "it is not in the language of the notes"
-    if any(_repeats(card, other) for other in kept):
-        yield "it asks the same as another card"
 
 
 def _basic_faults(card: Mapping[str, Any]) -> Iterator[str]:
@@ -175,8 +188,14 @@ def _cloze_faults(card: Mapping[str, Any]) -> Iterator[str]:
         yield "gaps must be numbered 1 to 3 without one left out"
     elif not any(character.isalnum() for character in rest):
         yield "nothing is left around the gap"
-    elif not all(any(occurs(gap["answer"], e["quote"]) for e in card["evidence"]) for gap in gaps):
+    elif not _stand_in({gap["answer"] for gap in gaps}, card["evidence"]):
         yield "hidden words do not stand in the quote"
+
+
+def _stand_in(answers: Set[str], evidence: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each hidden text stands in one of the quotes."""
+    quotes = [fold(one["quote"]) for one in evidence]
+    return all(any(answer in quote for quote in quotes) for answer in map(fold, answers))
 
 
 def _in_language(card: Mapping[str, Any], lang: str) -> bool:
@@ -188,11 +207,8 @@ def _in_language(card: Mapping[str, Any], lang: str) -> bool:
     return spoken in (None, lang, *(script_of(evidence["quote"]) for evidence in card["evidence"]))
 
 
-def _repeats(card: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if card["card_type"] != other["card_type"]:
-        return False
-    side = "front" if card["card_type"] == "basic" else "text"
-    return asks_the_same(card[side], other[side])
+def _question(card: Mapping[str, Any]) -> str:
+    return str(card["front"] if card["card_type"] == "basic" else card["text"])
 
 
 class FlashcardProjector:
@@ -261,7 +277,7 @@ DEFINITION = d.JobDefinition(
         abort_strategy="retry",
     ),
     input=d.Input("1", Input),
-    output=d.Output("1", Output, check),
+    output=d.Output("1", Output, check, watches_token=True),
     credential=d.Credential(d.CREDENTIAL_MODES, d.PLATFORM_KEY),
     security=d.Security(content_safety_check=True, output_redaction=True),
     projector=PROJECTOR.key,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,8 +12,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock, read_clock
-from aijobs.db.database import savepoint
+from aijobs.db.database import StatementTooLarge, savepoint
 from aijobs.definitions.definition import JobDefinition
+from aijobs.errors import ApiError
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
 from aijobs.jobs.models import AiJob
@@ -22,6 +25,15 @@ from aijobs.queues.message import HandOver, OutgoingMessage
 from aijobs.screening.redaction import Redacted
 
 logger = get_logger(__name__)
+
+
+@contextmanager
+def refused_if_too_large() -> Iterator[None]:
+    """`ApiError` PAYLOAD_TOO_LARGE, naming the limit, if the database doesn't take the input in one statement."""
+    try:
+        yield
+    except StatementTooLarge as error:
+        raise ApiError("PAYLOAD_TOO_LARGE", {"limit": "maxAllowedPacket", "allowed": error.longest}) from None
 
 
 @dataclass(frozen=True)

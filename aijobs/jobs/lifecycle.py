@@ -223,11 +223,13 @@ class LifecycleRepository:
         session: Session | None = None,
         *,
         row: LockedRow | None = None,
+        output: Any = None,
         artifact_count: int = 0,
         duration_ms: int | None = None,
     ) -> KnownJob:
         """End the job `succeeded`, with the number of artifacts its projection made.
 
+        `output` is the validated output if it isn't saved yet: it and its hash are written with the success.
         Fenced by the claim, not by the clock: a late result is taken as long as nobody took over. `row` is what
         `lock_row` found under this claim in this transaction, where it was called: then nothing is read again.
         """
@@ -238,6 +240,9 @@ class LifecycleRepository:
         def succeed(session: Session) -> KnownJob:
             was = row or self.lock_row(session, claim)
             values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
+            if output is not None:
+                was = replace(was, output_hash=canonical_hash(output))
+                values.update(validated_output=output, output_hash=was.output_hash)
             if not self._changes.change(session, claim, NOT_ASKED, **values):
                 raise self._changes.refusal(session, claim)
             job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)

@@ -18,7 +18,7 @@ from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.chains import newest_of_chain
-from aijobs.jobs.creation import CreatedJob, JobCreation, of_today
+from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import UnavailableFor, validated_input
 from aijobs.jobs.snapshots import read_snapshot, redacted_content
@@ -81,7 +81,8 @@ class Retries:
             return CreatedJob(there, created=True) if there else None
 
         ensure_user_row(self._database, self._clock, parent.user_id)
-        result = self._database.write(retry, settled)
+        with refused_if_too_large():
+            result = self._database.write(retry, settled)
         logger.info("job.retried", by=by, parentJobId=parent.id, **job_fields(result.job))
         self._creation.announce(result, message)
         return result

@@ -17,7 +17,7 @@ from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
 from aijobs.ids import new_id
-from aijobs.jobs.creation import CreatedJob, JobCreation, of_today
+from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
@@ -82,7 +82,8 @@ class AiJobService:
 
         A key that led to a job for the same request before answers with that job, whatever its state.
         Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, PLATFORM_UNAVAILABLE,
-        TOO_MANY_JOBS and QUOTA_EXCEEDED; a key that led to a job is answered before any other check, and in any outage.
+        TOO_MANY_JOBS, QUOTA_EXCEEDED and PAYLOAD_TOO_LARGE. A key that led to a job is answered before any other check,
+        and in any outage.
         """
         definition = self._registry.get(job_type_name(request.job_type))
         # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.
@@ -126,7 +127,8 @@ class AiJobService:
             there = session.get(AiJob, job["id"])
             return CreatedJob(there, created=True) if there else None
 
-        result = self._database.write(create, settled)
+        with refused_if_too_large():
+            result = self._database.write(create, settled)
         self._creation.announce(result, message)
         return result
 

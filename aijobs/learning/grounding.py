@@ -10,6 +10,9 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from aijobs.ai.output import BIDI_OVERRIDES
 
 MIN_QUOTE = 4
 """Folded characters below which a quote proves nothing; an ideograph counts as two."""
@@ -21,7 +24,7 @@ _FOLDS = str.maketrans(
     _SINGLE_QUOTES + _DOUBLE_QUOTES + _DASHES,
     "'" * len(_SINGLE_QUOTES) + '"' * len(_DOUBLE_QUOTES) + "-" * len(_DASHES),
 )
-_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff")
+_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u2060\ufeff" + BIDI_OVERRIDES)
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 _WORD = re.compile(r"[^\W\d_\u3400-\u9fff]{2,}")
 
@@ -39,6 +42,7 @@ def fold(text: str) -> str:
     return "".join(_fold_character(character) for character in text)
 
 
+@lru_cache(maxsize=16_384)
 def _fold_character(character: str) -> str:
     # One character at a time, so that each folded one can be led back to its place. Decomposed forms, since
     # composition would look at neighbours.
@@ -55,6 +59,7 @@ class FoldedText:
         self.text = text
         folded: list[str] = []
         origins: list[int] = []
+        self._whole = _ends_of_characters(text)
         for index, character in enumerate(text):
             for part in _fold_character(character):
                 folded.append(part)
@@ -72,14 +77,24 @@ class FoldedText:
         at = self._folded.find(wanted)
         if at < 0:
             return None
-        end = self._origins[at + len(wanted) - 1] + 1
-        while end < len(self.text) and unicodedata.combining(self.text[end]):
-            end += 1
+        end = self._whole[self._origins[at + len(wanted) - 1] + 1]
         return Place(self._origins[at], end)
 
     def slice(self, place: Place) -> str:
         """The verbatim text of a place."""
         return self.text[place.start : place.end]
+
+
+def _ends_of_characters(text: str) -> list[int]:
+    """Return for each index, and for the end, where the combining marks that begin there end.
+
+    Computed once: a search for each quote would walk along the same marks again and again.
+    """
+    ends = list(range(len(text) + 1))
+    for index in range(len(text) - 1, -1, -1):
+        if unicodedata.combining(text[index]):
+            ends[index] = ends[index + 1]
+    return ends
 
 
 def fold_segments(segments: Sequence[Mapping[str, str]]) -> dict[str, FoldedText]:

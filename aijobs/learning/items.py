@@ -19,7 +19,6 @@ KEPT_SHARE = 0.6
 
 T = TypeVar("T")
 
-_MARKUP = re.compile(r"<(?:/?[a-z][^<>]*|!--.*?--|![a-z][^<>]*)>", re.IGNORECASE | re.DOTALL)
 _LATIN_WORD = re.compile(r"[^\W_\u3400-\u9fff]+(?:[-'][^\W_\u3400-\u9fff]+)*")
 _IDEOGRAPHS = re.compile(r"[\u3400-\u9fff]+")
 _SAYS_NOTHING = re.compile(r"什么|哪些|哪|是|的|了|吗|指")
@@ -28,8 +27,9 @@ _SHORT, _ALIKE = 10, 0.9
 
 
 def text_fault(text: str, limit: int) -> str | None:
-    """What is wrong with a text that learners will read, or None: blank, too long, control characters,
-    markup.
+    """Return what is wrong with a text that learners will read, or None: blank, too long, control characters.
+
+    Text is text: `<title>` may be what a lesson is about. Whatever shows it escapes it.
     """
     if not text.strip():
         return "is blank"
@@ -37,25 +37,42 @@ def text_fault(text: str, limit: int) -> str | None:
         return f"is longer than {limit} characters"
     if any(unicodedata.category(character) == "Cc" and character not in "\n\t" for character in text):
         return "has control characters"
-    if _MARKUP.search(text):
-        return "has HTML in it"
     return None
 
 
 def asks_the_same(one: str, other: str) -> bool:
-    """Whether two texts are near duplicates: the same words that matter, or long and nearly so.
+    """Return whether two texts are near duplicates: the same words that matter, or long and nearly so.
 
     Short texts must agree in each word, since "Henry VII" and "Henry VIII" are two questions; a number that
     differs makes any two texts different.
     """
-    mine, theirs = _features(one), _features(other)
+    return _are_alike(_features(one), _features(other))
+
+
+class Questions:
+    """The questions of the items that are kept, to find repetitions. Each text is read once, however many there are."""
+
+    def __init__(self) -> None:
+        self._kept: list[frozenset[str]] = []
+
+    def add(self, text: str) -> bool:
+        """Keep `text` and return True, or return False if it asks the same as a text that is kept."""
+        features = _features(text)
+        if any(_are_alike(features, other) for other in self._kept):
+            return False
+        self._kept.append(features)
+        return True
+
+
+def _are_alike(mine: frozenset[str], theirs: frozenset[str]) -> bool:
     if mine == theirs:
         return True
-    if min(len(mine), len(theirs)) < _SHORT:
+    if min(len(mine), len(theirs)) < max(_SHORT, _ALIKE * max(len(mine), len(theirs))):
+        return False  # Sets of such different sizes share too little, whatever is in them.
+    shared = len(mine & theirs)
+    if shared < _ALIKE * (len(mine) + len(theirs) - shared):
         return False
-    if any(any(character.isdigit() for character in feature) for feature in mine ^ theirs):
-        return False
-    return len(mine & theirs) / len(mine | theirs) >= _ALIKE
+    return not any(any(character.isdigit() for character in feature) for feature in mine ^ theirs)
 
 
 def _features(text: str) -> frozenset[str]:

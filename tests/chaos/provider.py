@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 NAME, MODEL = "flaky", "deepseek-flash"
 OUTAGE = "outage"
 LIMIT_S = 1.5
-"""How long a worker waits for the first data, and between two: hung calls are to end in time."""
+"""How long a worker waits for data, if another route is left to ask: hung calls are to end in time."""
 QUIET_WITHIN_S = 15.0
 
 STEPS: Mapping[str, Step] = {

@@ -43,6 +43,8 @@ SHORT_TIMES = {
     "AIJOBS_BREAKER_FAILURES": "2",
     "AIJOBS_BREAKER_OPEN_S": "0.8",
     "AIJOBS_PROVIDER_PATIENCE_S": "25",
+    # A hung call of the only route ends with its attempt. Longer than the slowest answer.
+    "AIJOBS_JOB_TIMEOUTS": "served=10",
 }
 PROVIDERS = """
 [provider.{name}]

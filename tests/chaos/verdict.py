@@ -23,7 +23,7 @@ from tests.chaos.stage import Role
 DATABASE_CODES = ("INTERNAL_DATABASE", "INTERNAL_PROJECTION")
 """What an attempt may end with when the database went away under it, twice."""
 SERVER_CODES = (
-    *("PROVIDER_UNAVAILABLE", "PROVIDER_RATE_LIMITED", "PROVIDER_TIMEOUT", "PROVIDER_STREAM_BROKEN"),
+    *("PROVIDER_UNAVAILABLE", "PROVIDER_RATE_LIMITED", "PROVIDER_TIMEOUT", "PROVIDER_STREAM_BROKEN", "TIMEOUT"),
     *("PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "VALIDATION_TRUNCATED", "VALIDATION_OUTPUT_NOT_JSON"),
 )
 """What a job may end with whose provider is a server, once all the tries that such a code has are used up: the server

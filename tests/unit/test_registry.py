@@ -324,6 +324,18 @@ def test_what_is_not_meant_for_production_stays_out_of_it() -> None:
         registry.projector("synthetic")
 
 
+def test_an_operators_timeout_stands_in_place_of_the_definitions() -> None:
+    registry, modules = JobDefinitionRegistry(), [synthetic]
+    registry.load(modules, production=False, timeouts={"synthetic": 1.5})  # type: ignore[arg-type]
+    assert registry.get("synthetic").execution == replace(DEFINITION.execution, timeout_ms=1500)
+    assert DEFINITION.execution.timeout_ms == 600_000
+
+
+def test_an_operators_timeout_for_no_job_type_is_named() -> None:
+    with pytest.raises(errors.UnknownJobType, match="poem"):
+        JobDefinitionRegistry().load([], production=False, timeouts={"poem": 3})
+
+
 PLUG_INS = {
     "good_one": "from dataclasses import replace\n"
     "from aijobs.job_types import synthetic\n"

@@ -83,6 +83,24 @@ def test_a_mistyped_setting_is_refused_by_name_and_not_ignored(tmp_path: Path, m
     assert meant in line
 
 
+def test_job_timeouts_are_read_by_type(tmp_path: Path) -> None:
+    assert load(tmp_path).job_timeouts == {}
+    read = load(tmp_path, JOB_TIMEOUTS="flashcard_generation=300, synthetic = 1.5,").job_timeouts
+    assert read == {"flashcard_generation": 300.0, "synthetic": 1.5}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["300", "a=", "=3", "a=x", "a=0", "a=0.5", "a=601", "a=1e2", "a=nan", "a=-5", "a=3;b=4"],
+)
+def test_a_job_timeout_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    assert "AIJOBS_JOB_TIMEOUTS has" in refused(tmp_path, JOB_TIMEOUTS=text)
+
+
+def test_a_job_timeout_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    assert "names a twice" in refused(tmp_path, JOB_TIMEOUTS="a=3,a=4")
+
+
 @pytest.mark.parametrize("name", ["WHATEVER", "RUN_BY_FLASK", "ENV_WAS_SET", "DEVELOPMENT_KEYS", "lease_s"])
 def test_a_setting_that_nobody_knows_is_refused_by_name_without_its_value(tmp_path: Path, name: str) -> None:
     line = refused(tmp_path, **{name: "hunter2"})

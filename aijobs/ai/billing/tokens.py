@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+MAX_TOKENS = 2**31 - 1
+"""What a column of the ledger holds, and more than any model reads."""
 
 _WIDE = re.compile(
     "[\u1100-\u11ff\u2e80-\ua4cf\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U0001f000-\U0003ffff]+"
@@ -24,3 +28,9 @@ def estimate_tokens(text: str) -> int:
     ascii_ones = len(narrow.encode("ascii", "ignore"))
     wide, other = len(text) - len(narrow), len(narrow) - ascii_ones
     return -(-(wide * _WIDE_RATE + ascii_ones * _ASCII_RATE + other * _OTHER_RATE) // 20)
+
+
+def read_count(told: Any) -> int | None:
+    """Return a token count as a provider told it, or None if it can't be one: `true`, 1.0, "1", below 0, huge."""
+    is_count = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MAX_TOKENS
+    return told if is_count else None

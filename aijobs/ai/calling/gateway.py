@@ -83,10 +83,11 @@ class AiGateway:
         leaves the job most hope.
         """
         outcomes: list[JobError | ProvidersBusy] = []
-        for route in routes:
+        for place, route in enumerate(routes, 1):
             token.raise_if_cancelled()
+            last = self._is_last(request, routes[place:])
             try:
-                return self._through(replace(request, route=route), token, ledger)
+                return self._through(replace(request, route=route, last_route=last), token, ledger)
             except ProvidersBusy as busy:
                 outcomes.append(busy)
             except JobError as error:
@@ -123,6 +124,10 @@ class AiGateway:
                 return None
             waits.append(wait)
         return min(waits)
+
+    def _is_last(self, request: GenerateRequest, rest: Sequence[Route]) -> bool:
+        """Return whether none of `rest` can be asked after this route."""
+        return not rest or self.busy_for(request, rest) is not None
 
     def _through(self, request: GenerateRequest, token: CancellationToken, ledger: CallLedger) -> GenerateAnswer:
         name = request.route.provider

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from aijobs.ai.provider import Route
@@ -18,6 +18,13 @@ class Routed(Protocol):
     @property
     def route(self) -> str | None:
         """The name of a route, or None for the default one."""
+
+
+class Asking(Routed, Protocol):
+    """What the router reads of a definition that may ask a provider."""
+
+    @property
+    def prompt(self) -> object | None: ...
 
 
 class ModelRouter:
@@ -51,6 +58,11 @@ class ModelRouter:
         if name not in routes:
             raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")
         return routes[name]
+
+    def may_ask(self, definition: Asking, credential_mode: str, providers: Collection[str]) -> bool:
+        """Return whether a call of the definition may go to one of `providers`."""
+        routes, name = self._choice(definition.route, credential_mode)
+        return definition.prompt is not None and any(route.provider in providers for route in routes.get(name, ()))
 
     def _choice(self, route: str | None, credential_mode: str) -> tuple[Mapping[str, tuple[Route, ...]], str]:
         if credential_mode != "platform_key":

@@ -9,7 +9,7 @@ from typing import Any
 
 from aijobs.ai.provider import CancellationToken
 from aijobs.errors import JobError
-from aijobs.learning.items import asks_the_same, text_fault
+from aijobs.learning.items import Questions, text_fault
 from aijobs.learning.rules.facts import ACRONYM, DEFINITION, NAME, NUMBER, QUESTION, TERM, Fact
 from aijobs.learning.rules.reader import NotesReader, Reading
 
@@ -40,11 +40,13 @@ def make_flashcards(reader: NotesReader, notes: Mapping[str, Any], token: Cancel
     """
     options = notes["options"]
     wanted = {"basic", "cloze"} & set(options["card_types"])
+    questions = {"basic": Questions(), "cloze": Questions()}
     cards: list[dict[str, Any]] = []
     for card in _candidates(reader.read(notes, token)):
         if len(cards) >= options["max_cards"]:
             break
-        if card["card_type"] in wanted and _is_fit(card) and not any(_repeats(card, other) for other in cards):
+        kind = card["card_type"]
+        if kind in wanted and _is_fit(card) and questions[kind].add(card["front" if kind == "basic" else "text"]):
             cards.append(card)
     if not cards:
         raise JobError("VALIDATION_NOTHING_TO_EXTRACT", "the rules found no definition, term, number or name")
@@ -90,10 +92,3 @@ def _shared(fact: Fact) -> dict[str, Any]:
 def _is_fit(card: Mapping[str, Any]) -> bool:
     sides = [card["front"], card["back"]] if card["card_type"] == "basic" else [card["text"]]
     return all(text_fault(side, 1000) is None for side in sides) and len(card["evidence"][0]["quote"]) <= 1000
-
-
-def _repeats(card: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if card["card_type"] != other["card_type"]:
-        return False
-    side = "front" if card["card_type"] == "basic" else "text"
-    return asks_the_same(card[side], other[side])

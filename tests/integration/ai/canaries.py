@@ -306,7 +306,8 @@ def open_site(database_url: str, redis_url: str, folder: Path, **settings: Any) 
         console = Console(create_app(services=services).test_client())
         assert console.sign_in("super_admin").status_code == 303
         definition = flashcard_generation.DEFINITION
-        twice = replace(definition, job_type="canary_cards", execution=replace(definition.execution, max_retries=1))
+        execution = replace(definition.execution, max_retries=1, timeout_ms=5_000)
+        twice = replace(definition, job_type="canary_cards", execution=execution)
         services.registry.register(twice)
         client = redis.Redis.from_url(redis_url)
         ends.callback(client.close)
@@ -347,8 +348,6 @@ def _providers_file(folder: Path, url: str) -> Path:
         max_concurrent_calls = 4
         prices_as = "deepseek"
         connect_s = 1
-        first_data_s = 0.3
-        idle_s = 0.3
         [routes]
         default = ["acme/m1"]
         [user_routes]

@@ -14,7 +14,7 @@ from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import ProviderConfig
 from aijobs.ai.provider import Route
-from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider, load_client
 from aijobs.definitions.definition import PLATFORM_KEY, USER_DEEPSEEK_KEY
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import AiJob
@@ -27,6 +27,12 @@ from tests.support.jobs import Kit
 
 KEY = "sk-platform-0123456789abcdef"
 LOOP = LoopThread()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loaded_client() -> None:
+    """As a worker that has servers to ask: no test's time begins before the client is loaded."""
+    load_client()
 
 
 def server_config(url: str, name: str = "acme", **changes: Any) -> ProviderConfig:

@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 
+from aijobs.engine.token import TIMEOUT
 from aijobs.errors import CODES
-from aijobs.testing.fakellm import faults
+from aijobs.jobs.models import AiJob
+from aijobs.testing.fakellm import Step, faults
 from tests.contracts import documents
-from tests.integration.ai.conftest import LiveOpener
+from tests.integration.ai.conftest import Live, LiveOpener
+from tests.support.jobs import BEGIN
 
 TABLE = {row[0].strip("`"): row for row in documents.rows(documents.read("docs/faults.md")) if row[0].startswith("`")}
 QUICKER: dict[str, dict[str, Any]] = {"keep-alive-answer": {"every_s": 0.02}, "huge": {"megabytes": 1.2}}
 """Parameters that make a step as short as the limits of these tests."""
-LIMITS: dict[str, dict[str, float]] = {
-    "hang": {"first_data_s": 0.6},
-    "hang-after-headers": {"first_data_s": 0.6},
-    "keep-alive": {"first_data_s": 0.6},
-    "stall": {"idle_s": 0.5},
-}
-"""What a fault runs into. The others have time, whatever else this machine does."""
+NEVER_END = {"hang", "hang-after-headers", "keep-alive", "stall"}
+"""What only the attempt's deadline ends. It comes when the server has the call, whatever else this machine does."""
 NOT_AN_END = {"status", "drip"}
 """What is no fault by itself: a frame for others, and slowness."""
 
@@ -31,9 +29,10 @@ def test_every_fault_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_fault_comes_to_what_the_table_says(open_live: LiveOpener, name: str) -> None:
-    live = open_live(**LIMITS.get(name, {}))
+    live = open_live()
     _, ends_with, calls, billed, _ = TABLE[name]
-    job = live.run(faults.build(name, QUICKER.get(name)))
+    step = faults.build(name, QUICKER.get(name))
+    job = run_out_of_time(live, step, int(calls)) if name in NEVER_END else live.run(step)
     assert (job.error_code or job.lifecycle_status) == ends_with
     assert len(live.llm.calls) == int(calls)
     rows = live.stage.usage(job.id)
@@ -44,3 +43,19 @@ def test_a_fault_comes_to_what_the_table_says(open_live: LiveOpener, name: str) 
     if job.error_code is not None:
         assert job.public_error_message == CODES[job.error_code].en
         assert not live.stage.kit.rows("flashcards", job_id=job.id)
+
+
+def run_out_of_time(live: Live, step: Step, attempts: int) -> AiJob:
+    """A job whose attempts each run out of time once their call is at the server."""
+    live.llm.script(step)
+    job_id = live.new()
+    for number in range(1, attempts + 1):
+        delivery = live.stage.start(job_id)
+        live.llm.wait_for_calls(number)
+        (run,) = [run for run in live.stage.engine.active() if run.claim.attempt_no == number]
+        live.stage.engine.stop(run, TIMEOUT)
+        delivery.wait()
+        live.llm.wait_until_left(number)
+        job = live.stage.kit.job(job_id)
+        live.stage.kit.clock.at = max(live.stage.kit.clock.at, job.next_attempt_at or BEGIN)
+    return job

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.lifecycle import SAVED
 from aijobs.testing.fakellm import Answer, FakeLlm, Reply, faults
-from tests.integration.ai.conftest import KEY, Live, LiveOpener
+from tests.integration.ai.conftest import KEY, LOOP, Live, LiveOpener
 from tests.support.polling import poll
 
 # --- time and cancel -----------------------------------------------------------------------------------------------
@@ -49,12 +51,122 @@ def test_a_stream_that_never_ends_is_cut_at_the_attempts_deadline(open_live: Liv
     assert live.llm.wait_until_left(1).client_left
 
 
-def test_a_keep_alive_is_no_progress(open_live: LiveOpener) -> None:
-    """A blank line each fifth of a second kept a read alive for ever."""
-    live = open_live(first_data_s=0.5)
-    job = live.run(faults.keep_alive(every_s=0.05))
-    assert job.error_code == "PROVIDER_TIMEOUT"
-    assert all(call.client_left for call in live.llm.wait_for_calls(3, ended=True))
+SILENT = [
+    faults.hang(),
+    faults.hang_after_headers(),
+    faults.keep_alive(every_s=0.05),
+    faults.stall(),
+]
+"""Servers that say nothing, or nothing more."""
+
+
+@pytest.mark.parametrize("step", SILENT, ids=lambda step: step.name)
+@pytest.mark.parametrize("limits", [{}, {"first_data_s": 0.1, "idle_s": 0.1}], ids=["default limits", "short limits"])
+def test_a_silent_provider_on_the_only_route_is_cut_at_the_attempts_deadline(
+    open_live: LiveOpener, step: Any, limits: dict[str, float]
+) -> None:
+    live = open_live(**limits)
+    limit = {"timeout_ms": 2000, "abort_strategy": "fail", "max_retries": 2, "delay": 10}
+    job = live.run(step, job_type=live.stage.define(flashcard_generation.DEFINITION, **limit))
+    assert (job.error_code, job.attempt_no, len(live.llm.calls)) == ("TIMEOUT", 1, 1)
+    assert live.llm.wait_until_left(1).client_left
+    poll(lambda: live.stage.usage(job.id)[0]["latency_ms"] is not None, what="the call is closed")
+    assert live.stage.usage(job.id)[0]["billed"] == "unknown"
+
+
+def test_a_silent_provider_on_the_only_route_is_asked_again_if_the_abort_strategy_is_retry(
+    open_live: LiveOpener,
+) -> None:
+    live = open_live()
+    limit = {"timeout_ms": 2000, "abort_strategy": "retry", "max_retries": 1, "delay": 10}
+    job = live.run(faults.hang(), job_type=live.stage.define(flashcard_generation.DEFINITION, **limit))
+    assert (job.error_code, job.attempt_no, len(live.llm.calls)) == ("TIMEOUT", 2, 2)
+
+
+def test_a_provider_that_is_late_has_the_whole_attempt_if_no_other_route_is_left(open_live: LiveOpener) -> None:
+    """A model that was loaded for 70 s was cut at half of its job's time, three times."""
+    live = open_live(first_data_s=0.1, idle_s=0.1)
+    job = live.run(faults.keep_alive(times=4, every_s=0.1))
+    assert (job.lifecycle_status, len(live.llm.calls)) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize("step", SILENT[:3], ids=lambda step: step.name)
+def test_a_silent_provider_is_given_up_before_the_deadline_if_another_route_is_left(
+    open_live: LiveOpener, step: Any
+) -> None:
+    """A blank line each twentieth of a second is no progress."""
+    with FakeLlm() as backup:
+        live = open_live(second=backup.url, first_data_s=0.5)
+        job = live.run(step)
+        assert (job.lifecycle_status, job.attempt_no, len(backup.calls)) == ("succeeded", 1, 1)
+        assert live.llm.wait_until_left(1).client_left
+        rows = live.stage.usage(job.id)
+        assert [(row["error_code"], row["billed"]) for row in rows] == [("PROVIDER_TIMEOUT", "unknown"), (None, "yes")]
+
+
+def test_a_route_that_can_not_be_asked_now_is_no_reason_to_give_up_a_silent_provider(open_live: LiveOpener) -> None:
+    with FakeLlm() as backup:
+        live = open_live(second=backup.url, first_data_s=0.1, failures=1)
+        live.breaker.failed("backup.platform", code="PROVIDER_UNAVAILABLE")
+        job = live.run(faults.keep_alive(times=4, every_s=0.1))
+        assert (job.lifecycle_status, len(live.llm.calls), len(backup.calls)) == ("succeeded", 1, 0)
+
+
+def test_a_stalled_provider_counts_as_unwell_though_the_deadline_cut_it(open_live: LiveOpener) -> None:
+    live = open_live(failures=1, idle_s=0.5)
+    limit = {"timeout_ms": 2000, "abort_strategy": "fail", "delay": 10}
+    live.run(faults.stall(), job_type=live.stage.define(flashcard_generation.DEFINITION, **limit))
+    poll(lambda: live.breaker.states(["acme.platform"])[0].word == "open", what="the breaker is open")
+
+
+# --- calls that didn't leave ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["TIMEOUT", "CANCELLED"])
+def test_a_call_that_did_not_leave_is_not_billed_and_no_fault_of_the_provider(
+    open_live: LiveOpener, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, stuck = open_live(failures=1), threading.Event()
+    busy = threading.Event()
+    LOOP.submit(hold(busy, stuck))  # Other calls keep the loop, as a process does that gets no processor.
+    assert busy.wait(10)
+    job_id = live.new()
+    delivery = live.stage.start(job_id)
+    poll(lambda: live.stage.usage(job_id), what="the call's row is open")
+    (run,) = live.stage.engine.active()
+    if ends == "CANCELLED":
+        live.stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+    else:
+        live.stage.engine.stop(run, ends)
+    delivery.wait()
+    stuck.set()
+    assert run.returned.wait(10)
+    (row,) = live.stage.usage(job_id)
+    assert (row["error_code"], row["billed"], row["prompt_tokens"]) == (ends, "no", None)
+    assert live.llm.calls == []
+    assert live.breaker.states(["acme.platform"])[0].word == "closed"
+
+
+async def hold(busy: threading.Event, until: threading.Event) -> None:
+    busy.set()
+    assert until.wait(30)
+
+
+def test_a_call_that_was_cut_while_it_connected_is_not_billed(open_live: LiveOpener) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as deaf:
+        port = deaf.getsockname()[1]
+        waiting = [socket.socket() for _ in range(8)]
+        for each in waiting:  # Nobody accepts: once the backlog is full the kernel answers no further connection.
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+        live = open_live(base_url=f"http://127.0.0.1:{port}/v1")
+        limit = {"timeout_ms": 1000, "abort_strategy": "fail", "delay": 10}
+        job = live.run(Answer(), job_type=live.stage.define(flashcard_generation.DEFINITION, **limit))
+        poll(lambda: live.stage.usage(job.id)[0]["billed"] != "unknown", what="the call is closed with what it cost")
+        (row,) = live.stage.usage(job.id)
+        assert (job.error_code, row["billed"]) == ("TIMEOUT", "no")
+        for each in waiting:
+            each.close()
 
 
 def test_a_long_answer_shows_how_far_it_is(open_live: LiveOpener) -> None:
@@ -89,6 +201,22 @@ def test_an_answer_that_was_cut_off_gets_more_room_and_is_asked_for_less(live: L
     assert "JSON" not in live.llm.calls[1].request.text().split("Mend this:")[1]
 
 
+@pytest.mark.parametrize("limits", [{"max_output_tokens": 4_000}, {"context_tokens": 6_000}, {}], ids=repr)
+@pytest.mark.parametrize("fault", ["truncated", "huge"])
+def test_an_answer_that_is_too_long_under_a_providers_limit_is_never_asked_for_in_the_same_bytes(
+    open_live: LiveOpener, limits: dict[str, int], fault: str
+) -> None:
+    live = open_live(**limits)
+    job = live.run(faults.truncated() if fault == "truncated" else faults.build("huge", {"megabytes": 1.2}))
+    assert job.error_code == ("VALIDATION_TRUNCATED" if fault == "truncated" else "VALIDATION_OUTPUT_TOO_LARGE")
+    bodies = [json.dumps(call.body) for call in live.llm.calls]
+    assert len(bodies) == len(set(bodies)) == 3
+    asked = [call.request.text() for call in live.llm.calls]
+    assert "of the items, and at least one" not in asked[0]
+    assert "at most 1/2 of the items" in asked[1]
+    assert "at most 1/4 of the items" in asked[2]
+
+
 def test_the_next_prompt_names_what_was_wrong(live: Live) -> None:
     job = live.run(Answer('{"cards": [{"card_type": "poem"}]}'), Answer())
     assert job.lifecycle_status == "succeeded"
@@ -120,7 +248,8 @@ def test_a_call_that_was_lost_after_it_was_paid_is_made_once_more_and_no_oftener
 
 
 def test_each_attempt_leaves_what_it_cost_though_only_the_last_was_of_use(open_live: LiveOpener) -> None:
-    live = open_live(name="deepseek", first_data_s=3)
+    live = open_live(name="deepseek")
+    live.job_type = live.stage.define(flashcard_generation.DEFINITION, timeout_ms=4000, delay=10)
     usage = {"prompt_tokens": 100, "completion_tokens": 50}
     job = live.run(
         Answer("[]", usage=usage, model="deepseek-flash"),
@@ -191,6 +320,23 @@ def test_the_model_that_answered_is_the_one_that_is_priced(open_live: LiveOpener
     unknown = live.run(Answer(model="m-unheard-of"))
     (row,) = live.stage.usage(unknown.id)
     assert (row["cost_micros"], row["billed"]) == (None, "yes"), "no price is not a price of nothing"
+
+
+@pytest.mark.parametrize("told", [True, 12.0, "12", -3, 10**30, [7], {"n": 7}], ids=repr)
+def test_a_token_count_that_is_no_count_is_unknown_and_so_is_the_cost(live: Live, told: Any) -> None:
+    for name in ("prompt_tokens", "completion_tokens"):
+        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, name: told}
+        job = live.run(Answer(model="deepseek-flash", usage=usage))
+        (row,) = live.stage.usage(job.id)
+        assert job.lifecycle_status == "succeeded"
+        assert (row[name], row["cost_micros"], row["billed"], row["estimated"]) == (None, None, "yes", False)
+
+
+def test_a_count_of_cached_tokens_that_is_no_count_is_unknown(live: Live) -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": True}}
+    job = live.run(Answer(usage={"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, **details}))
+    (row,) = live.stage.usage(job.id)
+    assert (row["prompt_tokens"], row["cached_tokens"], row["cost_micros"]) == (1000, None, None)
 
 
 # --- other routes, the breaker, slots ------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import text, update
 
+from aijobs.canonical import canonical_hash
 from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
 from aijobs.outbox.models import PUBLISHED, OutboxEvent
@@ -43,6 +45,20 @@ def test_a_job_runs_and_leaves_its_artifacts(stage: Stage) -> None:
     assert [event.event_type for event in stage.kit.events(job.id)] == ["ai.job.enqueue", "ai.job.completed"]
     assert stage.usage(job.id) == []
     assert stage.presence.seen == [("started", job.id), ("finished", job.id)]
+
+
+def test_success_of_a_script_keeps_its_validated_output_and_the_hash(
+    stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    output = {"output": {"said": "hello"}, "artifacts": 1}
+    job = stage.kit.new_job(output)
+    with stage.kit.statements() as seen:
+        assert stage.run(job.id) == "succeeded"
+    row = stage.kit.row(job.id)
+    assert (row["validated_output"], row["output_hash"]) == (output, canonical_hash(output))
+    (line,) = [line for line in log_lines() if line["event"] == "job.succeeded"]
+    assert line["outputHash"] == row["output_hash"]
+    assert sum("output_hash=" in statement.replace(" = ", "=") for statement in seen) == 1, "written with the success"
 
 
 def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(stage: Stage) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +18,13 @@ from aijobs.canonical import canonical_hash
 from aijobs.db.database import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
+from aijobs.job_types import flashcard_generation
 from aijobs.jobs.lifecycle import claim_of
 from aijobs.jobs.models import AiJob
-from tests.integration.engine.stage import CARDS, Stage
+from aijobs.jobs.service import CreateJobInput
+from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.lines import captured_lines
+from tests.support.polling import poll
 
 ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
 """For what has nothing to do with the kind of database."""
@@ -165,8 +170,9 @@ def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
         {"prompt_tokens": 5, "cached_tokens": 50},
         {"prompt_tokens": -1, "completion_tokens": -1, "cached_tokens": -1},
         {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
+        {"prompt_tokens": True, "completion_tokens": 1.5, "cached_tokens": "1"},
     ],
-    ids=["long reason", "long model", "too many tokens", "more cached than sent", "negative", "not counted"],
+    ids=["long reason", "long model", "too many tokens", "more cached", "negative", "not counted", "no number"],
 )
 def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage, counts: dict[str, Any]) -> None:
     stage.provider.counts = counts
@@ -175,6 +181,53 @@ def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage,
     assert len(stage.provider.requests) == 1
     (call,) = stage.usage(job_id)
     assert call["state"] == "done"
+    assert not any(call[name] == 1 for name in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+
+
+def test_markup_in_an_answer_is_kept_as_text_and_bidi_overrides_are_removed(sqlite_stage: Stage) -> None:
+    texts = [
+        "<title>",
+        "List<String>",
+        "if a<b and c>d",
+        "<script src=//x.example ",
+        '<iframe src="x">',
+        "a\u202eb\u2069c",
+    ]
+    (card, *_rest) = CARDS["cards"]
+    fronts = [f"Which number {n} is meant?" for n in range(len(texts))]
+    answer = {"cards": [{**card, "front": front, "back": back} for front, back in zip(fronts, texts, strict=True)]}
+    notes = {**NOTES, "options": {**NOTES["options"], "max_cards": 10}}
+    job_type = sqlite_stage.asking(answer)
+    job_id = sqlite_stage.kit.jobs.create_job(CreateJobInput("u1", job_type, "note", "note-1", notes)).job.id
+
+    assert sqlite_stage.run(job_id) == "succeeded"
+
+    backs = {row["front"]: row["back"] for row in sqlite_stage.kit.rows("flashcards", job_id=job_id)}
+    assert [backs[front] for front in fronts] == [*texts[:-1], "abc"]
+    assert len(sqlite_stage.provider.requests) == 1
+
+
+def test_a_cancel_ends_a_check_that_goes_on(sqlite_stage: Stage) -> None:
+    checking, returned = threading.Event(), threading.Event()
+
+    def check(notes: Any, output: Any, job_id: str, token: Any) -> dict[str, Any]:
+        checking.set()
+        try:
+            poll(token.raise_if_cancelled, what="the check is stopped")
+        finally:
+            returned.set()
+        return dict(output)
+
+    output = replace(flashcard_generation.DEFINITION.output, validator=check, watches_token=True)
+    sqlite_stage.provider.answers[:] = [CARDS]
+    job_type = sqlite_stage.define(replace(flashcard_generation.DEFINITION, output=output))
+    job_id = sqlite_stage.new_cards(job_type)
+    delivery = sqlite_stage.start(job_id)
+    assert checking.wait(10)
+    sqlite_stage.kit.lifecycle.request_cancel(job_id, "user:u1")
+
+    assert delivery.wait() == "cancelled"
+    assert returned.wait(10)
 
 
 def test_an_output_that_was_saved_is_never_bought_again(stage: Stage) -> None:

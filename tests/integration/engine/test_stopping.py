@@ -55,6 +55,17 @@ def test_a_timeout_is_tried_again_only_where_the_definition_says_so(
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "TIMEOUT", attempts)
 
 
+@pytest.mark.parametrize("strategy", ["fail", "retry"])
+def test_attempt_that_ran_out_of_time_is_a_warning_with_its_limit(
+    sqlite_stage: Stage, log_lines: Any, strategy: str
+) -> None:
+    job_type = sqlite_stage.scripted(sleeping(), timeout_ms=1000, max_retries=1, abort_strategy=strategy)
+    sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
+    lines = [line for line in log_lines() if line["event"] in ("job.retry_scheduled", "job.failed")]
+    assert [line["event"] for line in lines] == ["job.retry_scheduled"] * (strategy == "retry") + ["job.failed"]
+    assert {(line["level"], line["errorCode"], line["limitMs"]) for line in lines} == {("warning", "TIMEOUT", 1000)}
+
+
 def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id

@@ -50,10 +50,13 @@ class Scripted:
     fails: list[str | Exception] = field(default_factory=list)
     asked: list[object] = field(default_factory=list)
     """The terms of each request."""
+    last: list[bool] = field(default_factory=list)
+    """Whether each was asked as the last route."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         self.log.append(f"asked {self.name}")
         self.asked.append(request.terms)
+        self.last.append(request.last_route)
         if self.fails:
             fault = self.fails.pop(0)
             raise CallFailed(fault, "scripted") if isinstance(fault, str) else fault
@@ -120,6 +123,19 @@ def test_a_call_is_announced_before_it_leaves() -> None:
     answer = gateway_to(Scripted("one", log)).generate(request(), (ONE,), HandToken(), Book(log))
     assert log == ["opened one", "asked one"]
     assert answer.finish_reason == "length", "an answer that was cut off comes back, so that its cost is known"
+
+
+def test_a_provider_is_told_whether_another_route_is_left_to_ask() -> None:
+    one, two = Scripted("one", [], ["PROVIDER_UNAVAILABLE"]), Scripted("two", [])
+    gateway_to(one, two).generate(request(), (ONE, TWO), HandToken(), Book([]))
+    assert (one.last, two.last) == ([False], [True])
+
+
+def test_a_route_whose_breaker_is_open_is_not_left_to_ask() -> None:
+    one, two, breaker = Scripted("one", []), Scripted("two", []), new_breaker(1)
+    breaker.failed(scope_of("two", None), code="PROVIDER_UNAVAILABLE")
+    gateway_to(one, two, breaker=breaker).generate(request(), (ONE, TWO), HandToken(), Book([]))
+    assert one.last == [True]
 
 
 def test_a_cancelled_attempt_makes_no_call_and_announces_none() -> None:

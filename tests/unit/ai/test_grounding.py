@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aijobs.learning.grounding import FoldedText, occurs, script_of
+from tests.support.counting import count_calls
 
 FOUND = [
     ("The Krebs cycle takes place\r\n   in the matrix.", "takes place in the matrix"),
@@ -20,6 +21,7 @@ FOUND = [
     ("zero\u200bwidth", "zerowidth"),
     ("don’t stop", "don't stop"),
     ("the ﬁrst law", "the first law"),
+    ("read \u202ethis\u202c and \u2067that\u2069", "read this and that"),
 ]
 
 
@@ -44,6 +46,13 @@ def test_the_place_is_that_of_the_verbatim_text() -> None:
     assert folded.slice(place) == "“Osmosis”\n is diffusion of WATER"
     assert accent is not None
     assert folded.slice(accent) == "cafe\u0301"
+
+
+def test_combining_marks_behind_a_quote_are_not_walked_along_at_each_search() -> None:
+    few, many = (FoldedText(f"Water{chr(0x301) * marks}") for marks in (10, 4_000))
+    few.locate("water")
+
+    assert count_calls(lambda: many.locate("water")) == count_calls(lambda: few.locate("water"))
 
 
 @given(before=st.text(), quote=st.text(min_size=4), after=st.text())

@@ -113,6 +113,16 @@ def test_an_answer_that_ended_by_itself_is_read() -> None:
     assert read_answer('{"cards": []}', "stop") == {"cards": []}
 
 
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_bidi_overrides_are_removed_from_every_text_of_an_answer(ascii_only: bool) -> None:
+    overrides = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    told = {"cards": [{"front": f"a{overrides}b", "tags": [overrides, "e\u202e\u0301"]}], "note": "\u200eשלום\u200f"}
+
+    read = read_answer(json.dumps(told, ensure_ascii=ascii_only), "stop")
+
+    assert read == {"cards": [{"front": "ab", "tags": ["", "é"]}], "note": "\u200eשלום\u200f"}
+
+
 def test_a_fault_quotes_nothing_of_the_answer() -> None:
     with pytest.raises(NotJson) as caught:
         parse_json_answer('{"a": canary-4711}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aijobs.ai.billing.tokens import estimate_tokens
+from aijobs.ai.billing.tokens import estimate_tokens, read_count
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,16 @@ def test_longer_text_is_never_fewer_tokens() -> None:
     text = "The cell 细胞 é Ж 🙂 " * 20
     counts = [estimate_tokens(text[:end]) for end in range(len(text))]
     assert counts == sorted(counts)
+
+
+NO_COUNT = [True, False, 12.0, 12.5, float("nan"), float("inf"), "12", "", -1, 2**31, 10**30, None, [], [12], {"n": 1}]
+
+
+@pytest.mark.parametrize("told", NO_COUNT, ids=repr)
+def test_a_value_that_is_no_count_of_tokens_is_unknown(told: object) -> None:
+    assert read_count(told) is None
+
+
+@pytest.mark.parametrize("told", [0, 1, 2**31 - 1])
+def test_a_count_of_tokens_is_taken_as_it_is(told: int) -> None:
+    assert read_count(told) == told

@@ -24,14 +24,18 @@ def server() -> Iterator[FakeLlm]:
 def llm(server: FakeLlm, instance: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLlm:
     """A server that the providers file names: `m1` is in use, `m2` is not."""
     server.forget()
+    monkeypatch.setenv("AIJOBS_PROVIDERS", str(write_providers(instance, server)))
+    monkeypatch.setenv("AIJOBS_ACME_API_KEY", KEY)
+    return server
+
+
+def write_providers(instance: Path, server: FakeLlm, limits: str = "") -> Path:
     path = instance.parent / "providers.toml"
     path.write_text(
         f'[provider.acme]\nbase_url = "{server.url}/v1"\nmodels = ["m1", "m2"]\n'
-        f'first_data_s = 0.5\n[routes]\ndefault = ["acme/m1"]\n'
+        f'{limits}\n[routes]\ndefault = ["acme/m1"]\n'
     )
-    monkeypatch.setenv("AIJOBS_PROVIDERS", str(path))
-    monkeypatch.setenv("AIJOBS_ACME_API_KEY", KEY)
-    return server
+    return path
 
 
 def test_without_any_set_up_it_says_what_is_missing_for_more(aijobs: Aijobs) -> None:
@@ -54,6 +58,13 @@ def test_what_works_is_called_once_for_each_model_in_use(aijobs: Aijobs, llm: Fa
     assert [call.model for call in llm.calls] == ["m1", "m1", "m2"]
 
 
+def test_a_usage_that_is_no_count_is_not_shown_as_one(aijobs: Aijobs, llm: FakeLlm) -> None:
+    llm.script(Answer('{"word": "pong"}', usage={"prompt_tokens": True, "completion_tokens": 5, "total_tokens": 6}))
+    code, out, _ = aijobs("providers", "check")
+    assert code == 0
+    assert "tokens not counted" in out
+
+
 def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(faults.no_json_schema())
     code, out, _ = aijobs("providers", "check")
@@ -67,7 +78,6 @@ def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm:
         ("401", "CREDENTIAL_PLATFORM_INVALID: the server answered 401"),
         ("402", "PROVIDER_ACCOUNT_EXHAUSTED: the server answered 402"),
         ("404", "INTERNAL_CONFIG: the server answered 404"),
-        ("hang", "PROVIDER_TIMEOUT: no data within 0.5 s"),
         ("key-echo", "INTERNAL_CONFIG: the server answered 400"),
         ("blank", "PROVIDER_EMPTY_OUTPUT: the answer was empty"),
         ("html", "PROVIDER_UNAVAILABLE: the server answered 200 with no answer of a model"),
@@ -79,6 +89,16 @@ def test_what_fails_is_said_in_a_line_without_the_key(aijobs: Aijobs, llm: FakeL
     assert (code, err) == (1, "")
     assert said in out
     assert KEY not in out
+
+
+def test_a_provider_that_says_nothing_is_given_up_at_its_own_limit(
+    aijobs: Aijobs, llm: FakeLlm, instance: Path
+) -> None:
+    write_providers(instance, llm, "first_data_s = 0.5")
+    llm.script(faults.hang())
+    code, out, err = aijobs("providers", "check")
+    assert (code, err) == (1, "")
+    assert "PROVIDER_TIMEOUT: no data within 0.5 s" in out
 
 
 def test_it_can_be_read_by_a_program(aijobs: Aijobs, llm: FakeLlm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from aijobs.job_types.flashcard_generation import (
     Output,
     check,
 )
+from tests.support.counting import count_calls
 
 NOTES = (
     "Osmosis is the movement of water across a membrane. Diffusion is the spreading of particles. "
@@ -191,7 +193,6 @@ DROPPED = [
     (basic("water", front="  "), "front is blank"),
     (basic("water", back="x" * 1001), "back is longer"),
     (basic("water", back="bell \x07 rings"), "control"),
-    (basic("water", back="<b>hot</b> water"), "HTML"),
     (basic("water", front="What is {{c1::water}}?"), "gap marks"),
     (basic("water", front="水在多少度沸腾？", back="一百摄氏度。"), "language"),
     (basic("water", front="What is the osmosis?"), "another card"),
@@ -204,7 +205,8 @@ DROPPED = [
     (cloze("{{c1::Water}} {{c2::boils}} at {{c3::100 °C}} at {{c4::sea level}}."), "numbered"),
     (cloze("{{c1::Water boils at 100 °C at sea level}}."), "nothing is left"),
     (cloze("Water boils at {{c1::90 °C}} at sea level."), "hidden words"),
-    (cloze(hint="<i>hot</i>"), "hint"),
+    (cloze(hint="bell \x07"), "hint"),
+    (basic("water", evidence=[{"sid": "p1", "quote": "x" * 4001}]), "quote is longer"),
 ]
 
 
@@ -230,6 +232,11 @@ KEPT = [
         evidence=[{"sid": "p2", "quote": "植物利用光能制造有机物"}],
     ),
     basic("water", front="Boiling point in °C?", back="100"),
+    basic("water", front="Which element holds the title of a page?", back="<title>"),
+    basic("water", front="What is a List<String>?", back="if a<b and c>d"),
+    basic("water", back="<script src=//x.example "),
+    cloze(hint='<iframe src="x">'),
+    basic("water", evidence=[{"sid": "p1", "quote": "Water \u202eboils at 100 °C at sea level.\u202c"}]),
 ]
 
 
@@ -247,7 +254,7 @@ def test_a_tag_that_can_not_be_shown_costs_no_card() -> None:
 
     checked = check(notes(), {"cards": [card]}, "job-1")
 
-    assert checked["cards"][0]["tags"] == ["ok", "t0", "t1", "t2", "t3", "t4", "t5", "t6"]
+    assert checked["cards"][0]["tags"] == ["ok", "<b>x</b>", "t0", "t1", "t2", "t3", "t4", "t5"]
 
 
 def test_more_cards_than_asked_for_are_cut_without_a_reproach() -> None:
@@ -259,14 +266,14 @@ def test_more_cards_than_asked_for_are_cut_without_a_reproach() -> None:
 
 def test_forty_percent_may_be_bad_and_more_may_not() -> None:
     bad = basic("water", front=" ")
-    fewer = basic("water", back="<b>x</b>")
+    fewer = basic("water", back="bell \x07")
 
     assert len(check(notes(), {"cards": [*GOOD[:3], bad, bad]}, "job-1")["cards"]) == 3
     with pytest.raises(JobError) as caught:
         check(notes(), {"cards": [*GOOD[:3], bad, bad, fewer]}, "job-1")
 
     assert caught.value.code == "VALIDATION_OUTPUT_SEMANTICS"
-    assert caught.value.faults == ("the front is blank", "the back has HTML in it")
+    assert caught.value.faults == ("the front is blank", "the back has control characters")
 
 
 def test_an_answer_without_one_good_card_is_refused() -> None:
@@ -276,7 +283,7 @@ def test_an_answer_without_one_good_card_is_refused() -> None:
 
 def test_faults_quote_nothing_of_the_notes_or_the_answer() -> None:
     with pytest.raises(JobError) as caught:
-        check(notes(), {"cards": [basic(front="canary", back="canary"), basic(back="<b>canary</b>")]}, "job-1")
+        check(notes(), {"cards": [basic(front="canary", back="canary"), basic(back="canary \x07")]}, "job-1")
 
     assert "canary" not in f"{caught.value.internal}{caught.value.faults}"
 
@@ -290,6 +297,58 @@ def test_the_order_is_the_jobs_own_and_the_input_is_left_alone() -> None:
     assert len(orders) > 1
     assert (given, output) == before
     assert check(given, output, "job-1") == check(given, output, "job-1")
+
+
+# -- bounded work ---------------------------------------------------------------------------------------------
+
+
+def long_cards(number: int) -> dict[str, Any]:
+    """Cards with fronts of 1,000 characters, each about other words."""
+    return {"cards": [basic("water", front=" ".join(f"w{n}x{m}" for m in range(200))[:1000]) for n in range(number)]}
+
+
+def many_gaps(number: int) -> dict[str, Any]:
+    gaps = "{{c1::100 °C}} {{c1::sea}} "
+    return {"cards": [cloze(f"{n} water {gaps * 30}") for n in range(number)]}
+
+
+def many_tags(number: int) -> dict[str, Any]:
+    tags = [f"tag {n}" for n in range(number * 100)]
+    return {"cards": [basic("water", tags=tags)]}
+
+
+@pytest.mark.parametrize("answer_of", [long_cards, many_gaps])
+def test_checking_twice_as_many_cards_takes_twice_the_calls(answer_of: Callable[[int], dict[str, Any]]) -> None:
+    given = notes(max_cards=MAX_CARDS)
+    answer_of_40, answer_of_20 = answer_of(40), answer_of(20)
+
+    check(given, answer_of_20, "job-1")  # What is read once for all is read.
+
+    twice = count_calls(lambda: check(given, answer_of_40, "job-1"))
+    assert twice < 2.3 * count_calls(lambda: check(given, answer_of_20, "job-1"))
+
+
+def test_the_number_of_tags_doesnt_change_the_work() -> None:
+    few, many = many_tags(1), many_tags(50)
+
+    check(notes(), few, "job-1")
+
+    assert count_calls(lambda: check(notes(), many, "job-1")) < 1.1 * count_calls(lambda: check(notes(), few, "job-1"))
+
+
+def test_a_check_stops_at_the_next_card_once_the_attempt_is_cancelled() -> None:
+    asked = []
+
+    class Cancelled:
+        def raise_if_cancelled(self) -> None:
+            asked.append(1)
+            if len(asked) == 3:
+                raise JobError("CANCELLED")
+
+    with pytest.raises(JobError, match="CANCELLED"):
+        check(notes(), {"cards": GOOD}, "job-1", Cancelled())
+
+    assert len(asked) == 3
 
 
 def test_the_definition_says_what_it_promises() -> None:

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 
 from aijobs.db.database import Database
 from aijobs.ids import new_id
+from aijobs.learning.models import Flashcard
 from tests.support.rows import (
     BEGIN,
     add,
@@ -97,6 +98,25 @@ def test_the_result_lists_artifacts_in_the_order_they_were_made(client: FlaskCli
         "artifactCount": 3,
         "artifacts": [{"artifactType": "Flashcard", "artifactId": each} for each in "zam"],
     }
+
+
+def test_texts_of_a_card_are_the_stored_texts_in_json_that_no_browser_takes_for_a_page(
+    client: FlaskClient, database: Database
+) -> None:
+    texts = {"front": "What does <title> hold, if a<b and c>d?", "back": "<iframe src=x>List<String>"}
+    job = build_job(job_type="flashcard_generation", **ended("succeeded"))
+    add(database, job)
+    values = {"tags": ["<script src=//x.example "], "difficulty": "easy", "evidence": [], "lang": "en"}
+    source = {"source_id": "n", "source_title": "<b>", "created_at": BEGIN}
+    add(database, Flashcard(user_id="u1", job_id=job.id, ordinal=0, card_type="basic", **texts, **values, **source))
+
+    answer = client.get(f"/api/learning/flashcards?jobId={job.id}", headers=as_user())
+
+    (card,) = answer.get_json()["flashcards"]
+    assert {name: card[name] for name in texts} == texts
+    assert (card["tags"], card["source"]["title"]) == (["<script src=//x.example "], "<b>")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_the_first_event_decides_when_a_job_was_queued(client: FlaskClient, database: Database) -> None:

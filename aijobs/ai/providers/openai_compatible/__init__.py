@@ -5,6 +5,6 @@ means), loop (where asynchronous code runs).
 """
 
 from aijobs.ai.providers.openai_compatible.loop import LoopThread
-from aijobs.ai.providers.openai_compatible.provider import OpenAiCompatibleProvider
+from aijobs.ai.providers.openai_compatible.provider import OpenAiCompatibleProvider, load_client
 
-__all__ = ["LoopThread", "OpenAiCompatibleProvider"]
+__all__ = ["LoopThread", "OpenAiCompatibleProvider", "load_client"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from aijobs.ai.billing.tokens import estimate_tokens
+from aijobs.ai.billing.tokens import estimate_tokens, read_count
 from aijobs.ai.output import MAX_CHARACTERS
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest
 from aijobs.ai.providers.openai_compatible.names import name, reason
@@ -25,6 +27,31 @@ class Limits:
     idle_s: float
     deadline_s: float
     """Until the attempt's own deadline, which bounds everything."""
+
+    @classmethod
+    def until_deadline(cls, seconds: float) -> Limits:
+        """Return limits that cut a call at the attempt's deadline and not before."""
+        return cls(math.inf, math.inf, seconds)
+
+
+@dataclass
+class Wire:
+    """How far one request came. Read from another thread when the call was cut off."""
+
+    reached: bool = False
+    """The connection to the server was begun."""
+    sent: bool = False
+    """The request began to leave. Until then the call costs nothing."""
+
+    def step(self, name: str) -> None:
+        """Take note of a step of the HTTP client: `connection.connect_tcp.started`, and so on."""
+        self.reached = True
+        self.sent = self.sent or name.endswith("send_request_headers.started")
+
+    @property
+    def facts(self) -> CallFacts:
+        """What is known of a call of which nothing came back."""
+        return CallFacts(billed="unknown" if self.sent else "no")
 
 
 @dataclass
@@ -45,6 +72,13 @@ class Received:
     usage: Mapping[str, Any] = field(default_factory=dict)
     request_id: str | None = None
     status: int | None = None
+    wire: Wire = field(default_factory=Wire)
+    told_at: float = field(default_factory=time.monotonic)
+    """When data last told something; at first, when the call began."""
+
+    def is_silent(self, idle_s: float) -> bool:
+        """Return whether the server has said nothing at all, or nothing for `idle_s` seconds."""
+        return self.wire.reached and (not self.said_anything or time.monotonic() - self.told_at >= idle_s)
 
     @property
     def said_anything(self) -> bool:
@@ -72,8 +106,10 @@ class Received:
             self.usage = usage
         if (model := name(chunk.get("model"), self.key)) is not None:
             self.model = model
-        told = self._add_choice(choices[0]) if choices else False
-        return told or bool(usage)
+        told = (self._add_choice(choices[0]) if choices else False) or bool(usage)
+        if told:
+            self.told_at = time.monotonic()
+        return told
 
     def _add_choice(self, choice: Mapping[str, Any]) -> bool:
         said = choice.get("delta") or choice.get("message") or {}
@@ -125,6 +161,8 @@ class Received:
 
     def facts(self, billed: str = "unknown") -> CallFacts:
         """What is known of a call that gave no answer; its counts are estimated where the provider sent none."""
+        if not self.wire.sent:
+            return self.wire.facts
         prompt, completion, cached, estimated = self._counts()
         return CallFacts(
             billed=billed,
@@ -137,20 +175,22 @@ class Received:
             request_id=self.request_id,
         )
 
-    def _counts(self) -> tuple[int, int, int, bool]:
-        """Prompt, completion and cached tokens, and whether they are our estimate.
+    def _counts(self) -> tuple[int | None, int | None, int | None, bool]:
+        """Prompt, completion and cached tokens, and whether they are our estimate: only if the provider told none.
 
-        Cached ones are a part of the prompt's, which DeepSeek splits into hit and miss and others give as a whole.
+        A count that can't be one is None: nobody knows it. Cached tokens are a part of the prompt's, which DeepSeek
+        splits into hit and miss and others give as a whole.
         """
         prompt, completion = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
-        hit, miss = self.usage.get("prompt_cache_hit_tokens"), self.usage.get("prompt_cache_miss_tokens")
+        hit, miss = self.usage.get("prompt_cache_hit_tokens"), read_count(self.usage.get("prompt_cache_miss_tokens"))
         details = self.usage.get("prompt_tokens_details")
         if hit is None and isinstance(details, Mapping):
             hit = details.get("cached_tokens")
-        if prompt is None and isinstance(hit, int) and isinstance(miss, int):
-            prompt = hit + miss
-        if isinstance(prompt, int) and isinstance(completion, int):
-            return prompt, completion, hit if isinstance(hit, int) else 0, False
+        cached = 0 if hit is None else read_count(hit)
+        if prompt is None and hit is not None and cached is not None and miss is not None:
+            prompt = cached + miss
+        if prompt is not None and completion is not None:
+            return read_count(prompt), read_count(completion), cached, False
         asked = estimate_tokens(self.request.prompt.system) + estimate_tokens(self.request.prompt.user)
         return asked, estimate_tokens(self.text) + self.thought // 3, 0, True
 
@@ -160,8 +200,8 @@ async def receive(
 ) -> None:
     """Open a stream and take it in to its end, within the limits.
 
-    `chunks()` opens it. Raises `CallFailed` PROVIDER_TIMEOUT where nothing came, PROVIDER_STREAM_BROKEN where it
-    stalled, and `TimeoutError` where the deadline has passed.
+    `chunks()` opens it. Raises `TimeoutError` at the deadline, and before it `CallFailed` PROVIDER_TIMEOUT if nothing
+    came within the limit, PROVIDER_STREAM_BROKEN if the stream stalled.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.deadline_s
@@ -174,7 +214,7 @@ async def receive(
                         told = True
                         limit.reschedule(min(deadline, loop.time() + limits.idle_s))
     except TimeoutError:
-        if loop.time() >= deadline:
+        if limit.when() == deadline:
             raise
         if told:
             raise CallFailed("PROVIDER_STREAM_BROKEN", f"no data for {limits.idle_s:g} s", received.facts()) from None

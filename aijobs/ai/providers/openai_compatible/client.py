@@ -1,13 +1,15 @@
 """One call with OpenAI's asynchronous client: one request, which leaves nothing of itself in any error.
 
-Loaded by the first call, as it takes a second: who asks the built-in provider alone does without.
+Importing this takes a second: `load_client` does it before an attempt's time begins, and only if a server is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +18,16 @@ import openai
 
 from aijobs.ai.catalogue import ProviderConfig
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRequest, LessWanted
-from aijobs.ai.providers.openai_compatible.call import Limits, Received, receive
+from aijobs.ai.providers.openai_compatible.call import Limits, Received, Wire, receive
 from aijobs.ai.providers.openai_compatible.refusals import failure_of, stream_failure, what_it_says
 from aijobs.ai.providers.openai_compatible.terms import Terms
-from aijobs.ai.providers.openai_compatible.wire import Refused, Whole, open_http, request_id
+from aijobs.ai.providers.openai_compatible.wire import ON_WIRE, Refused, Whole, open_http, request_id
+
+# What the client imports at its first call. If a later version lacks one of these, that call imports what it needs.
+_BACKENDS = ("httpcore2", "httpcore2._backends.anyio", "anyio._backends._asyncio", "truststore")
+for _late in ("openai.resources.moderations", *_BACKENDS):
+    with suppress(ModuleNotFoundError):
+        importlib.import_module(_late)
 
 # Another program's OPENAI_LOG would have the client write down what it sends: prompts and notes.
 for _noisy in ("openai", "httpx2"):
@@ -49,6 +57,7 @@ class ServerClient:
         received.key = key or ""
         terms = request.terms or self._learned.get(request.route.model) or Terms.of(self._config)
         body = self._body(request, terms)
+        ON_WIRE.set(received.wire.step)
         try:
             await self._receive(body, key, received, limits)
         except Refused as refused:
@@ -68,8 +77,18 @@ class ServerClient:
         return answer
 
     async def _receive(self, body: Mapping[str, Any], key: str | None, received: Received, limits: Limits) -> None:
+        client = self._open_client()  # Before the limits begin: it reads the machine's certificates.
+
         async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
-            stream = await self._open_client().chat.completions.create(**body, extra_headers=_headers(key))
+            # As the server wrote it: the client's own types would make a 1 of a token count that is `true`.
+            stream = await client.post(
+                "/chat/completions",
+                body=body,
+                cast_to=object,
+                options={"headers": _headers(key)},
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
             received.status, received.request_id = stream.response.status_code, request_id(stream.response)
             return _mappings(stream)
 
@@ -79,18 +98,18 @@ class ServerClient:
             received.status, received.request_id = whole.status, whole.request_id
             received.add(whole.completion)
 
-    async def moderate(self, texts: Sequence[str], seconds: float) -> frozenset[str]:
+    async def moderate(self, texts: Sequence[str], wire: Wire, seconds: float) -> frozenset[str]:
         """The categories that the server's own moderation finds in the texts. `CallFailed`; `TimeoutError`."""
+        ON_WIRE.set(wire.step)
+        client = self._open_client()
         model, headers = self._config.moderation_model or "", _headers(self._config.key)
         try:
             async with asyncio.timeout(min(seconds, self._config.first_data_s)):
-                answer = await self._open_client().moderations.create(
-                    model=model, input=list(texts), extra_headers=headers
-                )
+                answer = await client.moderations.create(model=model, input=list(texts), extra_headers=headers)
         except Refused as refused:
             raise failure_of(refused.error, own_key=False) from None
         except openai.APIConnectionError as error:
-            raise _connection_failure(error, CallFacts()) from None
+            raise _connection_failure(error, wire.facts) from None
         found = [result.categories.to_dict(warnings=False) for result in answer.results if result.flagged]
         return frozenset(name for categories in found for name, hit in categories.items() if hit)
 
@@ -111,7 +130,6 @@ class ServerClient:
             terms.tokens_name: terms.room(request.max_output_tokens, prompt.system + prompt.user),
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_body": dict(self._config.extra_body) or None,
         }
         mode = terms.json_mode if request.constrained else "prompt"
         if mode == "json_object":
@@ -119,7 +137,7 @@ class ServerClient:
         elif mode == "json_schema":
             schema = {"name": request.job_type, "schema": dict(request.output_schema), "strict": False}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return body
+        return {**body, **self._config.extra_body}
 
 
 def _headers(key: str | None) -> dict[str, Any]:
@@ -137,17 +155,18 @@ def _refusal(refused: Refused, request: GenerateRequest, terms: Terms, asked_tok
     return failure
 
 
-async def _mappings(stream: openai.AsyncStream[Any]) -> AsyncGenerator[Mapping[str, Any]]:
+async def _mappings(stream: openai.AsyncStream[object]) -> AsyncGenerator[Mapping[str, Any]]:
     async with stream:
         async for chunk in stream:
-            # Of what isn't as it should be a warning would quote the value.
-            yield chunk.to_dict(warnings=False)
+            if not isinstance(chunk, Mapping):
+                raise TypeError("a chunk is no object")
+            yield chunk
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:
     """A connection that wasn't opened costs nothing; one that was lost may have, as the request was on its way."""
     cause = error.__cause__
     what = type(cause or error).__name__
-    if isinstance(cause, _BEFORE_SENDING):
+    if isinstance(cause, _BEFORE_SENDING) or facts.billed == "no":
         return CallFailed("PROVIDER_UNAVAILABLE", f"not connected: {what}", CallFacts(billed="no"))
     return CallFailed("PROVIDER_CONNECTION_LOST", f"the connection was lost: {what}", facts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aijobs.ai.catalogue import ProviderConfig
 from aijobs.ai.provider import CallFacts, CallFailed, CancellationToken, GenerateAnswer, GenerateRequest, Route
-from aijobs.ai.providers.openai_compatible.call import Limits, Received
+from aijobs.ai.providers.openai_compatible.call import Limits, Received, Wire
 from aijobs.ai.providers.openai_compatible.loop import LoopThread
 from aijobs.errors import JobError
 from aijobs.forks import leave_behind, new_lock, renew_in_child
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from aijobs.ai.providers.openai_compatible.client import ServerClient
 
 SHOWN_EVERY_S = 0.25
+
+
+def load_client() -> None:
+    """Import the client and all that its first call needs: a second, once a process."""
+    from aijobs.ai.providers.openai_compatible import client  # noqa: F401
 
 
 class OpenAiCompatibleProvider:
@@ -35,12 +40,14 @@ class OpenAiCompatibleProvider:
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         """The answer; see `AiProvider`. `LessWanted` where another call would ask for less and may succeed.
 
-        Nobody waits for the first data for longer than half of what the attempt has left: the next of the route wants
-        time too.
+        The last route has the rest of the attempt's time. Any other is given up at the provider's own limits, and if
+        nothing comes within half of what the attempt has left: the next route needs time too.
         """
         client, received = self._open_client(), Received(request)
         left = token.remaining()
         limits = Limits(min(self._config.first_data_s, left / 2), self._config.idle_s, left)
+        if request.last_route:
+            limits = Limits.until_deadline(left)
         future = self._loop.submit(client.converse(request, received, limits))
         token.on_cancel(future.cancel)
         # Shown from this thread: what it writes must not hold up the calls of others.
@@ -49,7 +56,7 @@ class OpenAiCompatibleProvider:
         try:
             return future.result()
         except (CancelledError, TimeoutError):
-            raise _stopped(token, received) from None
+            raise self._stopped(token, received) from None
         except CallFailed:
             raise
         except JobError as error:
@@ -70,18 +77,24 @@ class OpenAiCompatibleProvider:
 
         Raises `CallFailed`, and whatever the token raises.
         """
-        future = self._loop.submit(self._open_client().moderate(texts, token.remaining()))
+        client, wire = self._open_client(), Wire()
+        future = self._loop.submit(client.moderate(texts, wire, token.remaining()))
         token.on_cancel(future.cancel)
         try:
             return future.result()
         except (CancelledError, TimeoutError):
-            token.raise_if_cancelled()
-            raise CallFailed("PROVIDER_TIMEOUT", "the moderation said nothing") from None
+            raise CallFailed(*_reason(token, "PROVIDER_TIMEOUT", "the moderation said nothing"), wire.facts) from None
         except CallFailed:
             raise
         except Exception as error:
             why = f"the moderation's answer could not be read: {type(error).__name__}"
-            raise CallFailed("PROVIDER_UNAVAILABLE", why) from None
+            raise CallFailed("PROVIDER_UNAVAILABLE", why, wire.facts) from None
+
+    def _stopped(self, token: CancellationToken, received: Received) -> CallFailed:
+        """Return the failure of a call that was cut off from here: for the token's reason, or at its deadline."""
+        code, why = _reason(token, "TIMEOUT", "the attempt's deadline has passed")
+        silent = code == "TIMEOUT" and received.is_silent(self._config.idle_s)
+        return CallFailed(code, why, received.facts(), silent=silent)
 
     def close(self) -> None:
         """Close the connections that are kept; the next call opens new ones."""
@@ -101,11 +114,10 @@ class OpenAiCompatibleProvider:
             return self._client
 
 
-def _stopped(token: CancellationToken, received: Received) -> CallFailed:
-    """The failure of a call that was cut off from here: for the token's reason, or at its deadline."""
-    code, why = "TIMEOUT", "the attempt's deadline has passed"
+def _reason(token: CancellationToken, code: str, why: str) -> tuple[str, str]:
+    """Return code and text of why the attempt must stop; if it need not, `code` and `why`."""
     try:
         token.raise_if_cancelled()
     except JobError as reason:
-        code, why = reason.code, reason.internal
-    return CallFailed(code, why, received.facts(), silent=code == "TIMEOUT" and not received.said_anything)
+        return reason.code, reason.internal
+    return code, why

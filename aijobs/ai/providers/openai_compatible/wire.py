@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import httpx2
@@ -26,6 +27,10 @@ _OURS = frozenset(
     "accept accept-encoding authorization connection content-length content-type host transfer-encoding "
     "user-agent".split()
 )
+
+
+ON_WIRE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_WIRE", default=None)
+"""Called with each step that the HTTP client takes for this task's request, so that it is known whether it left."""
 
 
 class Refused(Exception):
@@ -68,6 +73,15 @@ async def _strip(request: httpx2.Request) -> None:
     for header in [header for header in request.headers if header.lower() not in _OURS]:
         del request.headers[header]
     request.headers["accept-encoding"] = "identity"
+    if (on_wire := ON_WIRE.get()) is not None:
+        request.extensions["trace"] = _tracer(on_wire)
+
+
+def _tracer(on_wire: Callable[[str], None]) -> Callable[[str, Any], Awaitable[None]]:
+    async def trace(step: str, _info: Any) -> None:
+        on_wire(step)
+
+    return trace
 
 
 async def _admit(response: httpx2.Response) -> None:

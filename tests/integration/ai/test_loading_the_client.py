@@ -1,0 +1,148 @@
+"""The client of providers is loaded before an attempt's time begins, and only by workers that ask a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aijobs import wiring
+from aijobs.ai.catalogue import Catalogue
+from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
+from aijobs.engine.engine import ExecutionEngine
+from aijobs.engine.prepare import Prepare
+from aijobs.engine.token import CancellationToken
+from aijobs.ids import InstanceId
+from aijobs.job_types import flashcard_generation
+from aijobs.jobs.requests import CreateJobInput
+from aijobs.queues.message import JobMessage
+from aijobs.testing.fakellm import FakeLlm
+from aijobs.wiring import build_servers
+from tests.integration.engine.stage import NOTES, Onlooker
+from tests.support.databases import SqliteDatabases
+from tests.support.jobs import Kit, open_kit
+from tests.support.processes import clean_environment
+from tests.support.scratch import scratch_database
+
+FIRST_CALL = """
+import sys
+from aijobs.ai.prompts import Prompt
+from aijobs.ai.provider import GenerateRequest, Route
+from aijobs.ai.providers.openai_compatible import LoopThread, OpenAiCompatibleProvider, load_client
+from aijobs.engine.token import CancellationToken
+from aijobs.testing.fakellm import Answer, FakeLlm
+from tests.integration.ai.conftest import server_config
+
+assert "openai" not in sys.modules, "loaded by who may never ask a server"
+with FakeLlm() as llm:
+    llm.script(Answer("{}"))
+    provider = OpenAiCompatibleProvider(server_config(llm.url), LoopThread())
+    load_client()
+    before = set(sys.modules)
+    request = GenerateRequest("t", Route("acme", "m1"), Prompt("s", "u", "v1"), {}, {})
+    assert provider.generate(request, CancellationToken(60)).text == "{}"
+    print(sorted(set(sys.modules) - before))
+    provider.close()
+"""
+
+
+def test_first_call_imports_nothing_once_the_client_is_loaded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        cwd=Path(__file__).parents[3],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened, in order: each loading of the client and each beginning of an attempt's time."""
+    seen: list[str] = []
+
+    class Token(CancellationToken):
+        def __init__(self, *args: object, **named: object) -> None:
+            seen.append("time begins")
+            super().__init__(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("aijobs.engine.prepare.CancellationToken", Token)
+    monkeypatch.setattr(wiring, "load_client", lambda: seen.append("client is loaded"))
+    return seen
+
+
+@pytest.fixture
+def run_cards(sqlite: SqliteDatabases, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """`run_cards(**settings)`: run a flashcard job as a worker with these settings does; its end."""
+    servers: list[OpenAiCompatibleProvider] = []
+
+    def open_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:
+        servers.extend(build_servers(catalogue))
+        return servers
+
+    monkeypatch.setattr(wiring, "build_servers", open_servers)
+
+    def run(**settings: object) -> str:
+        with open_kit(scratch_database(sqlite), **settings) as kit:
+            engine = wiring.build_engine(kit.services, Onlooker(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
+            return execute(kit, engine)
+
+    yield run
+    for server in servers:
+        server.close()
+
+
+def execute(kit: Kit, engine: ExecutionEngine) -> str:
+    request = CreateJobInput("u1", flashcard_generation.JOB_TYPE, "note", "note-1", NOTES)
+    job = kit.jobs.create_job(request).job
+    engine.start()
+    try:
+        return engine.execute(JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z"))
+    finally:
+        engine.close()
+
+
+def test_worker_loads_the_client_before_the_time_of_an_attempt_begins(
+    run_cards: Callable[..., str], loads: list[str], tmp_path: Path
+) -> None:
+    with FakeLlm() as llm:
+        file = tmp_path / "providers.toml"
+        file.write_text(
+            f'[provider.acme]\nbase_url = "{llm.url}/v1"\nmodels = ["m1"]\nkey = "none"\n'
+            '[routes]\ndefault = ["acme/m1"]\n'
+        )
+
+        assert run_cards(providers=str(file)) == "succeeded"
+
+    assert loads[0] == "client is loaded"
+    assert loads[-1] == "time begins"
+
+
+def test_worker_that_asks_no_server_does_without_the_client(run_cards: Callable[..., str], loads: list[str]) -> None:
+    assert run_cards() == "succeeded"
+
+    assert loads == ["time begins"]
+
+
+def test_job_on_a_users_own_key_waits_for_the_client_too(sqlite_kit: Kit) -> None:
+    job, modes, services = sqlite_kit.new_job(), [], sqlite_kit.services
+    sqlite_kit.set(job.id, credential_mode="user_deepseek_key")
+    prepare = Prepare(
+        services.database,
+        services.clock,
+        services.registry,
+        services.lifecycle,
+        services.outbox_events,
+        "host~boot~1~1~1~x",
+        send_back=lambda message: None,
+        make_ready=lambda definition, mode: modes.append(mode),
+    )
+    assert prepare.take(JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z")) is not None
+    assert modes == ["platform_key", "user_deepseek_key"]
