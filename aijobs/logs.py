@@ -117,10 +117,8 @@ def where(error: BaseException) -> list[str]:
 
 
 def fault(error: BaseException) -> dict[str, str]:
-    """What a line says of an error: its class as `error`, and `cause`: what a database gave, or the text of an error of
-    ours. Never another error's text, which may hold content.
-    """
-    cause = str(error) if isinstance(error, AijobsError) else cause_of(error)
+    """What a line says of an error: its class as `error`, and `cause` if a database gave one. Never its text."""
+    cause = cause_of(error)
     return {"error": type(error).__name__} | ({"cause": cause} if cause else {})
 
 
@@ -173,7 +171,9 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        self._logger.warning(f"{self._what}.away", **self._fields, **fault(error), awaySeconds=seconds)
+        # The text of our own errors says what is wrong; that of others may hold content.
+        cause = {"cause": str(error)} if isinstance(error, AijobsError) else {}
+        self._logger.warning(f"{self._what}.away", **self._fields, **fault(error), **cause, awaySeconds=seconds)
 
     def worked(self) -> None:
         """It works; says so once after an outage."""
