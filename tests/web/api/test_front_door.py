@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from aijobs.jobs.models import PASSES
 from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PassLog
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services
+from aijobs.wiring import Services, build_services
 from tests.support.lines import captured_lines
+from tests.support.rows import prepare_database
 from tests.web.api.conftest import as_user
 
 
@@ -62,20 +63,22 @@ def log() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def fill_up(database: Database) -> None:
-    """No page more for the database, as on a disk that is full."""
-
-    def connected(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA max_page_count=1")  # Never below what there is.
-
-    event.listen(database.engine, "connect", connected)
-    database.dispose()
+@pytest.fixture
+def full_client(settings: Settings, create_sqlite_database: Callable[..., str]) -> Iterator[FlaskClient]:
+    """An application whose own database gets no page more, as on a disk that is full."""
+    url = create_sqlite_database(prepare_database)
+    services = build_services(replace(settings, database_url=url))
+    # Never below the pages that there are.
+    event.listen(services.database.engine, "connect", lambda found, _: found.execute("PRAGMA max_page_count=1"))
+    yield create_app(services=services).test_client()
+    services.database.dispose()
+    services.broker.client.close()
 
 
 def test_a_process_whose_writes_find_a_full_disk_is_not_ready_and_its_log_says_why(
-    client: FlaskClient, database: Database, log: io.StringIO
+    full_client: FlaskClient, log: io.StringIO
 ) -> None:
-    fill_up(database)
+    client = full_client
     answers = [client.post("/api/learning/flashcards", json=SAMPLE_INPUT, headers=as_user()) for _ in range(20)]
     refused = [answer for answer in answers if answer.status_code != 202]
     assert {(answer.status_code, answer.json["error"]["code"]) for answer in refused} == {(503, "SERVICE_BUSY")}
