@@ -239,7 +239,7 @@ class Station:
             broker = RedisBroker.from_settings(self._settings)
             refuse_unsupported(broker.client)
             broker.ping()
-            broker.client.close()
+            broker.close()
 
     def _prepare_database(self) -> None:
         """The schema made, and the ring of keys held against what is stored: here it is one line, not a dead child."""

@@ -130,6 +130,10 @@ class RedisBroker:
         found = self._hint(lambda client: client.mget([cancel_key(job_id) for job_id in ids]))
         return {job_id for job_id, hint in zip(ids, found or (), strict=False) if hint is not None}
 
+    def close(self) -> None:
+        """Close the connections; the next message opens new ones."""
+        self.client.connection_pool.disconnect()
+
     def look(self) -> BrokerState:
         """Whether the broker answers and takes messages, and what waits in the job queues. Never raises, never waits
         long."""

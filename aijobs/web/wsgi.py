@@ -42,7 +42,7 @@ def _check_parts(services: Services) -> None:
     try:
         refuse_unsupported(services.broker.client)
     finally:
-        services.broker.client.close()  # Servers fork after this import.
+        services.broker.close()  # Servers fork after this import.
 
 
 def _check_keys(settings: Settings) -> None:
