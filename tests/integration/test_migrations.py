@@ -143,7 +143,7 @@ def test_upgrade_from_each_revision_keeps_the_operators(engine: Engine) -> None:
 @OTHERS_LATER
 def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, processes: Processes) -> None:
     code = (
-        "import sys; from aijobs.db import build_engine; from aijobs.db.schema import upgrade;"
+        "import sys; from aijobs.db.engines import build_engine; from aijobs.db.schema import upgrade;"
         "upgrade(build_engine(sys.argv[1])); print('up')"
     )
     programs = [processes.spawn([sys.executable, "-c", code, database_url], name=f"upgrade-{i}") for i in range(3)]
@@ -297,7 +297,7 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
     code = (
         "import sys; from alembic import command; from alembic.config import Config\n"
         "from sqlalchemy import Column, Table\n"
-        "from aijobs.db import Base, Json, Key, LongText, UtcDateTime\n"
+        "from aijobs.db.database import Base, Json, Key, LongText, UtcDateTime\n"
         "from aijobs.db.engines import build_engine\n"
         "Table('extras', Base.metadata, Column('id', Key(36), primary_key=True),\n"
         "      Column('at', UtcDateTime()), Column('doc', Json), Column('body', LongText))\n"
@@ -321,7 +321,7 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
     generated = (folder / "versions" / "9998_extras.py").read_text()
     for rendered in ("Key(36)", "UtcDateTime()", "Json", "LongText"):
         assert f", {rendered}," in generated
-        assert f"from aijobs.db import {rendered.partition('(')[0]}\n" in generated
+        assert f"from aijobs.db.database import {rendered.partition('(')[0]}\n" in generated
 
 
 def test_a_drifted_column_type_is_noticed(sqlite_url: str) -> None:
