@@ -28,7 +28,7 @@ JOB_KEYS = (
 """The keys of every line about a job; null where a line has no value for one."""
 
 
-_TELLTALES = ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2")
+_TELLTALES = ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2", "waitress")
 """Loggers that tell rows, requests and answers below WARNING: user ids, content and keys. Never shown, whatever level
 they are given: one of them takes its own from the environment (`OPENAI_LOG`), after we have set ours."""
 
@@ -45,6 +45,8 @@ _PROCESSORS = [*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter]
 
 def _is_fit_for_us(record: logging.LogRecord) -> bool:
     """Whether a line may go to our log."""
+    if record.name == "waitress":  # At its limit of connections it has a line for each that comes and goes.
+        return record.levelno >= logging.WARNING and _WAITRESS.may_say(record.msg) is not None
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _TELLTALES
 
 
@@ -75,6 +77,7 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # The pool writes a stack for each connection that a database took with it; the outage's own lines tell of it.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
+    logging.getLogger("waitress.queue").setLevel(logging.CRITICAL)  # A line for each request that waits for a thread.
 
 
 def get_logger(name: str) -> Any:
@@ -148,6 +151,9 @@ class Sparing:
         for thing, at in list(self._said.items()):
             if now - at >= self._every_s and thing not in self._held_back:
                 del self._said[thing]
+
+
+_WAITRESS = Sparing()
 
 
 class Outage:

@@ -29,12 +29,12 @@ from aijobs.queues.broker import RedisBroker
 from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.presence import PresenceReader
 from aijobs.settings import Settings
+from aijobs.web.local_server import GRACE_S
 from aijobs.wiring import build_credential_store
 
 UP_FILE = "up.pid"
 LOG_FOLDER = "logs"
 READY_TIMEOUT_S = 30.0
-WEB_GRACE_S = 10
 _LOOK_S = 0.1
 _NEXT_PORTS = 20
 
@@ -252,15 +252,10 @@ class Station:
             engine.dispose()
 
     def _web_spec(self, descriptor: int) -> ChildSpec:
-        command = [
-            *(sys.executable, "-m", "gunicorn", "--bind", f"fd://{descriptor}"),
-            *("--config", "python:aijobs.web.server", "--workers", "1"),
-            *("--graceful-timeout", str(WEB_GRACE_S), "--log-level", "warning"),
-            # Our settings know where it listens and were checked; it would refuse to start without a word.
-            *("--env", f"AIJOBS_ENV={self._settings.env}"),
-            "aijobs.web.wsgi:app",
-        ]
-        return ChildSpec("web", command, stop_timeout_s=WEB_GRACE_S + 5, inherit_fds=(descriptor,))
+        # Our settings know where it listens and were checked; without AIJOBS_ENV it would refuse development keys.
+        env = ("/usr/bin/env", f"AIJOBS_ENV={self._settings.env}")
+        command = [*env, sys.executable, "-m", "aijobs.web.local_server", str(descriptor)]
+        return ChildSpec("web", command, stop_timeout_s=GRACE_S + 5, inherit_fds=(descriptor,))
 
     def _consumer_spec(self, name: str) -> ChildSpec:
         command = [sys.executable, "-m", "huey.bin.huey_consumer", f"aijobs.workers.{name}"]

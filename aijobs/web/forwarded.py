@@ -1,7 +1,8 @@
 """What a trusted proxy says of a request, and nothing else: address, scheme, host and prefix.
 
-The server itself is configured to believe no header (`aijobs.web.server`), so that `AIJOBS_TRUSTED_PROXIES` alone
-decides. A value that can't be right is ignored: what the server knows of the connection stands.
+The server itself is configured to believe no header (`aijobs.web.server`, `aijobs.web.local_server`), so that
+`AIJOBS_TRUSTED_PROXIES` alone decides. A value that can't be right is ignored: what the server knows of the connection
+stands.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from werkzeug.middleware.proxy_fix import ProxyFix
 
@@ -41,8 +43,15 @@ class Forwarded:
         # The prefix alone is the start page: the router would redirect, to whatever host the request names. It would
         # also take `//internal/…` for `/internal/…`, which a proxy in front may keep to itself: so it leads nowhere.
         path = environ.get("PATH_INFO") or "/"
-        environ["PATH_INFO"] = f"/.{path}" if path.startswith("//") else path
+        doubled = path.startswith("//") or _was_doubled(environ, f"{own['SCRIPT_NAME'] or ''}{path}")
+        environ["PATH_INFO"] = f"/.{path}" if doubled else path
         return self._app(environ, start_response)
+
+
+def _was_doubled(environ: WSGIEnvironment, path: str) -> bool:
+    """Whether `path` began with two slashes or more in the request; waitress leaves one."""
+    sent = environ.get("REQUEST_URI", "").partition("?")[0].partition("#")[0]
+    return unquote(sent, "latin-1").endswith(f"/{path}")
 
 
 def clean_address(text: str) -> str | None:

