@@ -131,7 +131,7 @@ class Settle:
             run.definition,
             retry_count=run.job.retry_count,
             max_retries=run.job.max_retry_count,
-            same_code_before=count_retries(session, run.job)[error.code],
+            retried=count_retries(session, run.job),
         )
         ms = run.stopwatch.ms
         if wait is not None:
