@@ -154,7 +154,8 @@ def build_services(
     registry = build_registry(prompts, modules, router, production=settings.production)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
-    lifecycle = LifecycleRepository(database, clock, outbox, lease)
+    bus = EventBus()
+    lifecycle = LifecycleRepository(database, clock, outbox, lease, bus)
     jobs = AiJobService(
         database,
         clock,
@@ -187,7 +188,7 @@ def build_services(
         breaker=breaker,
         call_slots=call_slots,
         costs=costs,
-        bus=EventBus(),
+        bus=bus,
         broker=broker,
         presence=presence,
         outbox_events=outbox,
@@ -292,7 +293,6 @@ def build_engine(
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
         lifecycle=s.lifecycle,
-        bus=s.bus,
         presence=presence,
         watcher=watcher,
         abandon=abandon,
@@ -384,20 +384,23 @@ def build_maintenance_crew(services: Services) -> Crew:
         batch=settings.dispatch_batch,
         claim_ttl=settings.seconds("claim_ttl"),
     )
-    reaper = LockReaper(s.database, s.lifecycle)
     log = PassLog(s.database, s.clock)
 
     def noted(name: str, every_s: float, run: Callable[[], object]) -> Pass:
         return Pass(name, every_s, partial(log.run, name, every_s, run))
 
+    reaper = LockReaper(s.database, s.lifecycle, progress=log.progress("reaper", settings.reaper_s))
+    redrive = build_redrive(s, log.progress("redrive", settings.redrive_s))
+    cleanup = SnapshotCleanup(s.database, s.clock, progress=log.progress("snapshot_cleanup", settings.cleanup_s))
+    retention = build_retention(s, log.progress("retention", settings.cleanup_s))
     return Crew(
         passes=(
             noted("dispatcher", settings.dispatcher_s, dispatcher.cycle),
             noted("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
             noted("reaper", settings.reaper_s, reaper.reap),
-            noted("redrive", settings.redrive_s, build_redrive(s).run),
-            noted("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
-            noted("retention", settings.cleanup_s, build_retention(s).run),
+            noted("redrive", settings.redrive_s, redrive.run),
+            noted("snapshot_cleanup", settings.cleanup_s, cleanup.run),
+            noted("retention", settings.cleanup_s, retention.run),
         ),
         start=presence.start,
         catch_up=(lambda: reaper.give_back_dead(instance),),
@@ -411,7 +414,7 @@ def build_presence(services: Services, instance: InstanceId, queue_name: str) ->
     return Presence(services.broker.client, instance, queue_name, beat_s=beat_s)
 
 
-def build_retention(services: Services) -> Retention:
+def build_retention(services: Services, progress: Callable[[], None] = lambda: None) -> Retention:
     """What deletes old jobs."""
     settings = services.settings
     return Retention(
@@ -419,6 +422,7 @@ def build_retention(services: Services) -> Retention:
         services.clock,
         keep_jobs=timedelta(days=settings.job_days),
         keep_tombstones=timedelta(days=settings.tombstone_days),
+        progress=progress,
     )
 
 
@@ -427,7 +431,7 @@ def build_rotation(services: Services) -> CredentialRotation:
     return CredentialRotation(services.database, services.credential_store)
 
 
-def build_redrive(services: Services) -> Redrive:
+def build_redrive(services: Services, progress: Callable[[], None] = lambda: None) -> Redrive:
     """The pass that looks for lost messages."""
-    s = services
-    return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=s.settings.seconds("redrive_due"))
+    s, due_for = services, services.settings.seconds("redrive_due")
+    return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=due_for, progress=progress)

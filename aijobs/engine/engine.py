@@ -24,7 +24,6 @@ from aijobs.engine.run import Run
 from aijobs.engine.settle import Settle
 from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
 from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
-from aijobs.events import EventBus
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, get_logger
@@ -56,7 +55,6 @@ class ExecutionEngine:
         project: Project,
         settle: Settle,
         lifecycle: LifecycleRepository,
-        bus: EventBus,
         presence: Presence,
         watcher: Callable[[ExecutionEngine], Watcher],
         abandon: Callable[[], None],
@@ -66,7 +64,7 @@ class ExecutionEngine:
         """
         self._prepare, self._resolve, self._execute = prepare, resolve, execute
         self._project, self._settle, self._lifecycle = project, settle, lifecycle
-        self._bus, self._presence, self._abandon = bus, presence, abandon
+        self._presence, self._abandon = presence, abandon
         self._guard = threading.Lock()
         self._runs: dict[str, Run] = {}
         self._draining = False
@@ -149,7 +147,7 @@ class ExecutionEngine:
         run.token.raise_if_cancelled()
         with run.ending:
             job = self._project.project(run)
-            complete(self._bus, run, job)
+            complete(run, job)
 
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
@@ -179,7 +177,7 @@ class ExecutionEngine:
             except Exception as second:
                 self._leave_to_reaper(run, error.code, second)
             else:
-                complete(self._bus, run, job, error.code)
+                complete(run, job, error.code)
 
     def _postpone(self, run: Run, busy: ProvidersBusy) -> None:
         """No provider is to be asked now: the job waits, and the worker's slot is free for another."""
@@ -198,7 +196,7 @@ class ExecutionEngine:
                     logger.info("job.postponed", waitMs=round(busy.wait.total_seconds() * 1000), **run.fields(job))
                     run.end("postponed")
                 else:
-                    complete(self._bus, run, job, job.error_code or PROVIDER_UNAVAILABLE)
+                    complete(run, job, job.error_code or PROVIDER_UNAVAILABLE)
 
     def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
         """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""
@@ -240,7 +238,7 @@ class ExecutionEngine:
                 job = self._settle.settle(run, error, error, tries=tries)
         except LifecycleError:
             return  # Another worker has the job; the next look of the watcher says so.
-        complete(self._bus, run, job, reason)
+        complete(run, job, reason)
 
     def stuck(self, run: Run) -> None:
         """An attempt's code runs on long after its end: leave the process, and give everything else back at once.
@@ -288,6 +286,9 @@ class ExecutionEngine:
             return  # Another worker has the job already.
         except Exception as error:
             logger.error("job.release_failed", error=type(error).__name__, **run.fields())
+            return
+        if job.lifecycle_status in FINAL:  # A cancel was requested meanwhile.
+            complete(run, job)
             return
         logger.info("job.released", **run.fields(job))
         run.end("released")

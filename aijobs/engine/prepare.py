@@ -68,7 +68,7 @@ class Prepare:
             logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
         job = locked.job
-        definition, claim = self._registry.get(job.job_type), claim_of(job)
+        definition, claim = self._registry.get(job.job_type), claim_of(job, locked.event_id)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
         token = CancellationToken(definition.execution.timeout_ms / 1000, progress.show)
         run = Run(job, claim, definition, token, locked.event_id, locked.content)

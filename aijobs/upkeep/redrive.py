@@ -5,7 +5,7 @@ Proof is membership, not age: a long but healthy backlog gets no second messages
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from sqlalchemy import and_, exists, or_, select
@@ -38,10 +38,11 @@ class Redrive:
         *,
         due_for: timedelta = timedelta(seconds=5),
         page: int = 500,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`due_for`: how long a job has been due before its message is looked for."""
+        """`due_for`: how long a job has been due before its message is looked for; `progress` is called each page."""
         self._database, self._clock, self._outbox, self._broker = database, clock, outbox, broker
-        self._due_for, self._page = due_for, page
+        self._due_for, self._page, self._progress = due_for, page, progress
         self._outage = Outage(logger, "redrive.broker")
 
     def run(self, queue_name: str | None = None, *, due_for: timedelta | None = None) -> int:
@@ -53,6 +54,7 @@ class Redrive:
         try:
             for jobs in self._waiting(queue_name, waited):
                 sent += self._send_missing(jobs, waited)
+                self._progress()
         except BrokerUnavailable as error:
             self._outage.failed(error)
         return sent

@@ -5,7 +5,7 @@ A chain of retries goes as a whole, once its newest job ended long enough ago. B
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -13,17 +13,13 @@ from functools import partial
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, aliased
 
-from aijobs.ai.models import AiUsageLog
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import Database
 from aijobs.db.statements import change_rows
+from aijobs.db_steps import Steps
 from aijobs.jobs.models import (
     AiJob,
-    AiJobArtifact,
-    AiJobEvent,
-    AiJobSnapshot,
     JobTombstone,
-    QuotaReservation,
     QuotaUsage,
 )
 from aijobs.jobs.status import FINAL
@@ -44,7 +40,7 @@ class Pruned:
 
 
 class Retention:
-    """Small batches, one transaction each, so that traffic goes on beside it."""
+    """One transaction a chain, with rests between, so that traffic goes on beside it."""
 
     def __init__(
         self,
@@ -54,9 +50,13 @@ class Retention:
         keep_jobs: timedelta,
         keep_tombstones: timedelta,
         batch: int = 50,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keep_jobs` counts from a job's end; `keep_tombstones` from its deletion."""
+        """`keep_jobs` counts from a job's end; `keep_tombstones` from its deletion. `progress` is called after each
+        deletion.
+        """
         self._database, self._clock, self._batch = database, clock, batch
+        self._steps = Steps(database, progress=progress)
         self._keep_jobs, self._keep_tombstones = keep_jobs, keep_tombstones
 
     def run(self) -> Pruned:
@@ -66,13 +66,13 @@ class Retention:
             after = chains[-1]
             for root_id in chains:
                 try:
-                    jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
+                    jobs += self._steps.write(partial(self._delete_chain, root_id=root_id))
                 except Exception as error:
                     # A plug-in's table, for one, may refer to a job of it.
                     logger.error("retention.failed", rootId=root_id, error=type(error).__name__)
                     failed += 1
         tombstones = 0
-        while count := self._database.write(self._delete_tombstones):
+        while count := self._steps.write(self._delete_tombstones):
             tombstones += count
         if jobs or tombstones:
             logger.info("jobs.pruned", jobs=jobs, tombstones=tombstones, failed=failed)
@@ -111,8 +111,8 @@ class Retention:
             return 0
         ids = [job.id for job in jobs]
         self._leave_tombstones(session, jobs)
-        for model, column in _HANGING_ON_A_JOB:
-            change_rows(session, delete(model).where(column.in_(ids)))
+        change_rows(session, delete(OutboxEvent).where(OutboxEvent.aggregate_id.in_(ids)))
+        # What else hangs on a job refers to it, and goes with it: each statement here is time that others wait.
         return change_rows(session, delete(AiJob).where(AiJob.id.in_(ids), AiJob.lifecycle_status.in_(FINAL)))
 
     def _leave_tombstones(self, session: Session, jobs: Sequence[AiJob]) -> None:
@@ -136,19 +136,9 @@ class Retention:
             session.execute(
                 select(JobTombstone.job_id)
                 .where(JobTombstone.deleted_at <= self._clock.now(-self._keep_tombstones))
-                .limit(self._batch * 10)
+                .limit(self._batch)
             )
             .scalars()
             .all()
         )
         return change_rows(session, delete(JobTombstone).where(JobTombstone.job_id.in_(old))) if old else 0
-
-
-_HANGING_ON_A_JOB = (
-    (OutboxEvent, OutboxEvent.aggregate_id),
-    (AiUsageLog, AiUsageLog.job_id),
-    (QuotaReservation, QuotaReservation.job_id),
-    (AiJobArtifact, AiJobArtifact.job_id),
-    (AiJobSnapshot, AiJobSnapshot.job_id),
-    (AiJobEvent, AiJobEvent.job_id),
-)

@@ -249,7 +249,11 @@ def upgrade() -> None:
     op.create_index(op.f("ix_ai_jobs_root_id"), "ai_jobs", ["root_id"])
     op.create_index("ix_ai_jobs_status_newest", "ai_jobs", ["lifecycle_status", "created_at", "id"])
     op.create_index("ix_ai_jobs_target", "ai_jobs", ["target_id"])
-    op.create_index("ix_ai_jobs_turns", "ai_jobs", ["queue_name", "lifecycle_status", "user_id", "priority", "id"])
+    op.create_index(
+        "ix_ai_jobs_turns",
+        "ai_jobs",
+        ["queue_name", "lifecycle_status", "locked_by", "user_id", "priority", "id"],
+    )
     op.create_index("ix_ai_jobs_type_newest", "ai_jobs", ["job_type", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_newest", "ai_jobs", ["user_id", "created_at", "id"])
     op.create_index("ix_ai_jobs_user_status", "ai_jobs", ["user_id", "lifecycle_status", "id"])

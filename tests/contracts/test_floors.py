@@ -17,8 +17,9 @@ PICTURE = """
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
 2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  jobs.chains  outbox.*  ai.*
-2    jobs.users  jobs.limits  jobs.fairness
-1    db  db_clock  db_engine  db_statements  schema  events  definitions.*  jobs.status  outbox.keys  queues.message
+2    jobs.users  jobs.limits  jobs.fairness  jobs.ends
+1    db  db_clock  db_engine  db_statements  db_steps
+1    schema  events  definitions.*  jobs.status  outbox.keys  queues.message
 1    jobs.models  outbox.models  ai.models  learning.models  web.models
 0    errors  clock  ids  settings  logs  canonical  machine  validation
 """

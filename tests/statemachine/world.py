@@ -239,7 +239,6 @@ class Worker(Process):
             project=Project(s.database, s.lifecycle, s.registry),
             settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
             lifecycle=s.lifecycle,
-            bus=s.bus,
             presence=_Silent(),
             watcher=watcher,
             abandon=self._abandon,

@@ -268,7 +268,6 @@ def open_stage(
             chance=lambda: 0.0,
         ),
         lifecycle=services.lifecycle,
-        bus=services.bus,
         presence=presence,
         watcher=watcher,
         abandon=abandoned.set,
