@@ -22,7 +22,7 @@ class Retried(Enum):
     REPROMPT = "reprompt"
     """With backoff, and the next prompt names what was wrong."""
     ONCE = "once"
-    """At most once per code and job, counted from the job's history."""
+    """At most once per code and job, counted from the job's history; all `INTERNAL_*` codes of a job count as one."""
     BY_DEFINITION = "by_definition"
     """Where the definition's abort strategy is `retry`."""
 
@@ -240,6 +240,13 @@ def describe(code: str) -> ErrorCode:
         if code.startswith(prefix):
             return ErrorCode(code, 500, retried, en, zh)
     return ErrorCode(code, 500, Retried.ONCE, _OURS_EN, _OURS_ZH)
+
+
+def is_internal(code: str) -> bool:
+    """Return whether `code` is of the group `INTERNAL_*`: by its name, or because nothing else is known of it."""
+    if code.startswith("INTERNAL_"):
+        return True
+    return code not in CODES and not any(code.startswith(prefix) for prefix, *_ in _PREFIX_DEFAULTS)
 
 
 class AijobsError(Exception):

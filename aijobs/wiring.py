@@ -168,7 +168,8 @@ def build_services(
     check_limits(catalogue, router, registry)
     outbox = OutboxRepository(clock, settings.message_keys)
     lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
-    lifecycle = LifecycleRepository(database, clock, outbox, lease)
+    bus = EventBus()
+    lifecycle = LifecycleRepository(database, clock, outbox, lease, bus)
     credential_store = build_credential_store(settings, clock)
     jobs = AiJobService(
         database,
@@ -202,7 +203,7 @@ def build_services(
         breaker=breaker,
         call_slots=call_slots,
         costs=costs,
-        bus=EventBus(),
+        bus=bus,
         broker=broker,
         presence=presence,
         outbox_events=outbox,
@@ -345,7 +346,6 @@ def build_attempts(services: Services) -> Attempts:
         execute=Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(settings), moderator),
         project=Project(s.database, s.lifecycle, s.registry),
         settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
-        bus=s.bus,
     )
 
 
@@ -467,20 +467,23 @@ def build_maintenance_crew(services: Services) -> Crew:
         batch=settings.dispatch_batch,
         claim_ttl=settings.seconds("claim_ttl"),
     )
-    reaper = LockReaper(s.database, s.lifecycle)
     log = PassLog(s.database, s.clock)
 
     def noted(name: str, every_s: float, run: Callable[[], object]) -> Pass:
         return Pass(name, every_s, partial(log.run, name, every_s, run))
 
+    reaper = LockReaper(s.database, s.lifecycle, progress=log.progress("reaper", settings.reaper_s))
+    redrive = build_redrive(s, log.progress("redrive", settings.redrive_s))
+    cleanup = SnapshotCleanup(s.database, s.clock, progress=log.progress("snapshot_cleanup", settings.cleanup_s))
+    retention = build_retention(s, log.progress("retention", settings.cleanup_s))
     return Crew(
         passes=(
             noted("dispatcher", settings.dispatcher_s, dispatcher.cycle),
             noted("claim_release", settings.claim_release_s, dispatcher.release_expired_claims),
             noted("reaper", settings.reaper_s, reaper.reap),
-            noted("redrive", settings.redrive_s, build_redrive(s).run),
-            noted("snapshot_cleanup", settings.cleanup_s, SnapshotCleanup(s.database, s.clock).run),
-            noted("retention", settings.cleanup_s, build_retention(s).run),
+            noted("redrive", settings.redrive_s, redrive.run),
+            noted("snapshot_cleanup", settings.cleanup_s, cleanup.run),
+            noted("retention", settings.cleanup_s, retention.run),
         ),
         asked=presence.asked,
         start=presence.start,
@@ -495,7 +498,7 @@ def build_presence(services: Services, instance: InstanceId, queue_name: str, wo
     return Presence(services.broker.client, instance, queue_name, slots=workers, beat_s=beat_s)
 
 
-def build_retention(services: Services) -> Retention:
+def build_retention(services: Services, progress: Callable[[], None] = lambda: None) -> Retention:
     """What deletes old jobs and sessions of operators."""
     settings = services.settings
     return Retention(
@@ -504,6 +507,7 @@ def build_retention(services: Services) -> Retention:
         keep_jobs=timedelta(days=settings.job_days),
         keep_tombstones=timedelta(days=settings.tombstone_days),
         keep_sessions=timedelta(days=settings.session_max_days + 1),  # Until then the sign-in page can say why.
+        progress=progress,
     )
 
 
@@ -512,7 +516,7 @@ def build_rotation(services: Services) -> CredentialRotation:
     return CredentialRotation(services.database, services.credential_store)
 
 
-def build_redrive(services: Services) -> Redrive:
+def build_redrive(services: Services, progress: Callable[[], None] = lambda: None) -> Redrive:
     """The pass that looks for lost messages."""
-    s = services
-    return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=s.settings.seconds("redrive_due"))
+    s, due_for = services, services.settings.seconds("redrive_due")
+    return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=due_for, progress=progress)

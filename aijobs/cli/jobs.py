@@ -12,6 +12,7 @@ from aijobs.clock import iso
 from aijobs.errors import describe
 from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.operators.actions import Operating
+from aijobs.outbox.models import PUBLISHED
 from aijobs.web.explanations import WAITS, explain_losses
 from aijobs.web.money import format_money
 from aijobs.web.shapes import explained
@@ -65,7 +66,8 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
     _print_timeline(terminal, detail.history)
     terminal.say(terminal.style("Deliveries", bold=True))
     for event in detail.outbox:
-        at = f" at {iso(event.published_at)}" if event.published_at else f", due {iso(event.available_at)}"
+        unsent = ", never sent" if event.status == PUBLISHED else f", due {iso(event.available_at)}"
+        at = f" at {iso(event.published_at)}" if event.published_at else unsent
         again = f", sent again {event.redrives}×" if event.redrives else ""
         trouble = f", {event.last_error}" if event.last_error else ""
         terminal.say(f"  {event.event_type:<17} {event.status}{at}{again}{trouble}  {event.id}")

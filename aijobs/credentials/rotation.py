@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from aijobs.credentials.store import CredentialStore, StoredKey
 from aijobs.credentials.vault import Sealed
 from aijobs.db.database import Database
+from aijobs.db.steps import Steps
 from aijobs.errors import JobError
 
-BATCH = 100
+BATCH = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class CredentialRotation:
 
     def __init__(self, database: Database, store: CredentialStore, batch: int = BATCH) -> None:
         self._database, self._store, self._batch = database, store, batch
+        self._steps = Steps(database)
 
     def run(self) -> Rotated:
         """Go through all rows once. A row that can't be opened is named, and stops no other."""
@@ -78,4 +80,4 @@ class CredentialRotation:
         def replace(session: Session) -> int:
             return sum(self._store.replace(session, stored, sealed) for stored, sealed in fresh)
 
-        return self._database.write(replace) if fresh else 0
+        return self._steps.write(replace) if fresh else 0

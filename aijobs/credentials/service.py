@@ -12,6 +12,7 @@ from aijobs.credentials.store import Credential, CredentialStore, KeyedJob
 from aijobs.credentials.vault import Place, SealedKey
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
+from aijobs.db.steps import Steps
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id
@@ -81,7 +82,8 @@ class CredentialService:
         def let_go(session: Session) -> bool:
             return self._store.let_go_of_ended(session, user_id, credential_id)
 
-        while self._database.write(let_go):
+        steps = Steps(self._database)
+        while steps.write(let_go):
             pass
         if not self._database.write(remove, settled):
             raise ApiError("NOT_FOUND")

@@ -22,7 +22,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 
 USE_NOTED_EVERY = timedelta(hours=1)
-ENDED_AT_ONCE = 500
+ENDED_AT_ONCE = 100
 """Of how many final jobs one transaction takes a credential that is to be deleted."""
 
 

@@ -134,13 +134,28 @@ PROBE_S = 30.0
 HOLD_S = 30.0
 """How long a fault holds at least: on a full disk every other write may succeed, in space that SQLite uses again."""
 
+_AFTER_COMMIT = "aijobs_after_commit"
+
+
+def after_commit(session: Session, action: Callable[[], None]) -> None:
+    """Run `action` once the session's unit of work is committed; never if it is rolled back.
+
+    It runs in the same thread, with the session closed, and must not raise.
+    """
+    session.info.setdefault(_AFTER_COMMIT, []).append(action)
+
+
+def _run_actions(session: Session | None) -> None:
+    for action in session.info.pop(_AFTER_COMMIT, ()) if session is not None else ():
+        action()
+
 
 class CommitUnknown(Exception):
     """The connection was lost after COMMIT was sent: what was written may or may not be there."""
 
-    def __init__(self, cause: DBAPIError) -> None:
+    def __init__(self, cause: DBAPIError, session: Session | None = None) -> None:
         super().__init__(str(cause))
-        self.cause = cause
+        self.cause, self.session = cause, session
 
 
 class StatementTooLarge(JobError):
@@ -175,6 +190,7 @@ class Database:
         """One write transaction, not repeated: for callers that repeat themselves, and for tests."""
         with self._write() as session, session.begin():
             yield session
+        _run_actions(session)
 
     def write(
         self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
@@ -186,18 +202,19 @@ class Database:
         didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat. `StatementTooLarge` if the
         server doesn't take what it writes.
         """
-        lost = False
+        lost, lost_session = False, None
         for attempt in range(1, tries + 1):
             try:
-                result = self._once(work)
+                result, session = self._once(work)
             except Exception as error:
                 self._note_fault(error)
-                lost = lost or isinstance(error, CommitUnknown)
                 if isinstance(error, CommitUnknown):
+                    lost, lost_session = True, error.session
                     _pause(attempt)
                 # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
                 # the very thing that this try met.
                 if lost and settle and (settled := self._settled(settle)) is not None:
+                    _run_actions(lost_session)
                     return settled
                 if isinstance(error, CommitUnknown):
                     if attempt == tries:
@@ -208,6 +225,7 @@ class Database:
                     _pause(attempt)
             else:
                 self._note_success()
+                _run_actions(session)
                 return result
         raise AssertionError("unreachable: the last try returns or raises")
 
@@ -264,7 +282,7 @@ class Database:
         with self._read() as session:
             return work(session)
 
-    def _once(self, work: Callable[[Session], T]) -> T:
+    def _once(self, work: Callable[[Session], T]) -> tuple[T, Session]:
         with self._write() as session:
             try:
                 result = work(session)
@@ -276,12 +294,12 @@ class Database:
                 session.commit()
             except DBAPIError as error:
                 if error.connection_invalidated:
-                    raise CommitUnknown(error) from error
+                    raise CommitUnknown(error, session) from error
                 # A COMMIT that failed (SQLite: busy, disk full) may leave its transaction open, which would come back
                 # from the pool with the connection.
                 session.invalidate()
                 raise
-            return result
+            return result, session
 
     def dispose(self) -> None:
         """Close the pool's connections."""

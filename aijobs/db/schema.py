@@ -14,7 +14,7 @@ from aijobs.db.engines import build_engine
 from aijobs.errors import SettingsError
 from aijobs.settings import resource
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every migration that this code knows, oldest first; a test holds it to `migrations/versions`."""
 
 HEAD = REVISIONS[-1]

@@ -15,7 +15,6 @@ from aijobs.engine.run import Run
 from aijobs.engine.settle import PROVIDER_UNAVAILABLE, Settle
 from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
 from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
-from aijobs.events import EventBus
 from aijobs.jobs.status import FINAL
 from aijobs.logs import fault, get_logger
 
@@ -25,9 +24,9 @@ logger = get_logger(__name__)
 class Attempts:
     """Runs attempts of this process, each in the thread that asks for it."""
 
-    def __init__(self, resolve: Resolve, execute: Execute, project: Project, settle: Settle, bus: EventBus) -> None:
+    def __init__(self, resolve: Resolve, execute: Execute, project: Project, settle: Settle) -> None:
         self._resolve, self._execute, self._project = resolve, execute, project
-        self._settle, self._bus = settle, bus
+        self._settle = settle
 
     def run(self, run: Run) -> None:
         """Walk through the stages and write the attempt's end; doesn't raise, and leaves `run` ended."""
@@ -51,7 +50,7 @@ class Attempts:
         run.token.raise_if_cancelled()
         with run.ending:
             job = self._project.project(run)
-            complete(self._bus, run, job)
+            complete(run, job)
 
     def _yield(self, run: Run, gone: LifecycleError) -> None:
         """The row refused a write of this attempt: it was cancelled, or another has it."""
@@ -81,7 +80,7 @@ class Attempts:
             except Exception as second:
                 self._leave_to_reaper(run, error.code, second)
             else:
-                complete(self._bus, run, job, error.code)
+                complete(run, job, error.code)
 
     def _postpone(self, run: Run, busy: ProvidersBusy) -> None:
         """No provider is to be asked now: the job waits, and the worker's slot is free for another."""
@@ -100,7 +99,7 @@ class Attempts:
                     logger.info("job.postponed", waitMs=round(busy.wait.total_seconds() * 1000), **run.fields(job))
                     run.end("postponed")
                 else:
-                    complete(self._bus, run, job, job.error_code or PROVIDER_UNAVAILABLE)
+                    complete(run, job, job.error_code or PROVIDER_UNAVAILABLE)
 
     def _leave_to_reaper(self, run: Run, code: str, why: Exception) -> None:
         """Nothing could be written: the lease runs out, and the reaper ends the job or gives it its next attempt."""
@@ -130,4 +129,4 @@ class Attempts:
                 job = self._settle.settle(run, error, error, tries=tries)
         except LifecycleError:
             return  # Another worker has the job; the next look of the watcher says so.
-        complete(self._bus, run, job, reason)
+        complete(run, job, reason)

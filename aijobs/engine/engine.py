@@ -13,6 +13,7 @@ from typing import Protocol
 
 from aijobs.db.engines import LOCK_WAIT_S
 from aijobs.engine.attempt import Attempts
+from aijobs.engine.complete import complete
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
@@ -21,6 +22,7 @@ from aijobs.engine.suspects import Suspects
 from aijobs.engine.token import RELEASED
 from aijobs.errors import LifecycleError, RunsAlone
 from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, fault, get_logger
 from aijobs.queues.message import PUT_BACK, JobMessage
 
@@ -218,6 +220,9 @@ class ExecutionEngine:
             return  # Another worker has the job already.
         except Exception as error:
             logger.error("job.release_failed", **fault(error), **run.fields())
+            return
+        if job.lifecycle_status in FINAL:  # A cancel was requested meanwhile.
+            complete(run, job)
             return
         logger.info("job.released", **run.fields(job))
         run.end("released")

@@ -81,7 +81,7 @@ class Prepare:
 
     def begin(self, locked: Locked, seconds: float | None = None) -> Run:
         """The attempt of a job that was just locked; out of time in `seconds`, or as its definition says."""
-        definition, claim = self._registry.get(locked.job.job_type), claim_of(locked.job)
+        definition, claim = self._registry.get(locked.job.job_type), claim_of(locked.job, locked.event_id)
         # Again: it may be another job than the message's, or on a user's own key.
         self._make_ready(definition, locked.job.credential_mode)
         progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from aijobs.definitions.definition import JobDefinition
-from aijobs.errors import JobError, Retried, describe
+from aijobs.errors import JobError, Retried, describe, is_internal
 from aijobs.jobs.models import AiJob, AiJobEvent
 
 
 def wait_before_retry(
-    error: JobError, definition: JobDefinition, *, retry_count: int, max_retries: int, same_code_before: int
+    error: JobError, definition: JobDefinition, *, retry_count: int, max_retries: int, retried: Mapping[str, int]
 ) -> timedelta | None:
-    """How long to wait for the next attempt, or None where there is none.
+    """Return how long to wait before the next attempt, or None if there is none.
 
-    The n-th retry waits `delay` · 2^(n−1) ms, and at least what the provider asked for. `same_code_before` is how
-    often this code was tried again already, for codes that are tried again once.
+    The n-th retry waits `delay` · 2^(n−1) ms, and at least what the provider asked for. `retried` is how often the job
+    was retried for each code (`count_retries`).
     """
-    if retry_count >= max_retries or not _is_retried(describe(error.code).retried, definition, same_code_before):
+    if retry_count >= max_retries or not _is_retried(error.code, definition, retried):
         return None
     wait = timedelta(milliseconds=definition.execution.retry_backoff.delay * 2**retry_count)
     return max(wait, error.retry_after) if error.retry_after else wait
 
 
-def _is_retried(rule: Retried, definition: JobDefinition, same_code_before: int) -> bool:
+def _is_retried(code: str, definition: JobDefinition, retried: Mapping[str, int]) -> bool:
+    rule = describe(code).retried
     if rule is Retried.BY_DEFINITION:
         return definition.execution.abort_strategy == "retry"
     if rule is Retried.ONCE:
-        return same_code_before == 0
+        return not any(each == code or (is_internal(each) and is_internal(code)) for each in retried)
     return rule in (Retried.BACKOFF, Retried.REPROMPT)
 
 

@@ -103,7 +103,7 @@ class Settle:
         call = _closed(run, CANCELLED)
 
         def cancel(session: Session) -> AiJob:
-            job = self._lifecycle.mark_cancelled(run.claim, session)
+            job = self._lifecycle.mark_cancelled(run.claim, session, duration_ms=run.stopwatch.ms)
             self._close(session, call)
             return job
 
@@ -119,7 +119,7 @@ class Settle:
 
     def _record(self, session: Session, run: Run, error: JobError, text: str, call: OpenCall | None) -> AiJob:
         if error.code == CANCELLED and run.token.reason == CANCELLED:
-            job = self._lifecycle.mark_cancelled(run.claim, session)
+            job = self._lifecycle.mark_cancelled(run.claim, session, duration_ms=run.stopwatch.ms)
         else:
             job = self._retry_or_fail(session, run, error, text)
         self._close(session, call)
@@ -131,7 +131,7 @@ class Settle:
             run.definition,
             retry_count=run.job.retry_count,
             max_retries=run.job.max_retry_count,
-            same_code_before=count_retries(session, run.job)[error.code],
+            retried=count_retries(session, run.job),
         )
         ms = run.stopwatch.ms
         if wait is not None:

@@ -20,6 +20,7 @@ from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, RELEASED, TIMEOUT
 from aijobs.errors import LifecycleError
 from aijobs.events import DomainEvent, EventBus
+from aijobs.jobs.ends import announce_end
 from aijobs.jobs.lifecycle import WORKER_LOST, LifecycleRepository
 from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, get_logger
@@ -180,7 +181,7 @@ class Suspects:
         losses = {"lostCount": job.lost_count, "unchargedLosses": job.uncharged_losses}
         logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **run.fields(job, WORKER_LOST))
         if job.lifecycle_status in FINAL:
-            complete(self._bus, run, job, job.error_code)
+            complete(run, job, job.error_code)
 
     def _tell_end(self, run: Run) -> None:
         """Tell of an end that the child wrote, and was killed or died before it could say so."""
@@ -190,4 +191,4 @@ class Suspects:
             self._trouble.failed(error)
             return
         if job is not None and job.lifecycle_status in FINAL and job.attempt_no == run.claim.attempt_no:
-            complete(self._bus, run, job, job.error_code)
+            announce_end(self._bus, job, event_id=run.outbox_id)

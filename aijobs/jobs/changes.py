@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
+from aijobs.db.database import after_commit
 from aijobs.db.statements import change_by
 from aijobs.errors import (
     CancelRequested,
@@ -19,7 +21,9 @@ from aijobs.errors import (
     LifecycleError,
     LockLost,
 )
+from aijobs.events import EventBus
 from aijobs.jobs.claim import Claim, KnownJob
+from aijobs.jobs.ends import announce_end
 from aijobs.jobs.history import WORKER, record
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING
@@ -72,8 +76,8 @@ def of(who: str | Claim) -> dict[str, Any]:
 class JobChanges:
     """Guarded changes of jobs in the session they are given. `LifecycleRepository` alone decides which."""
 
-    def __init__(self, clock: Clock, outbox: OutboxRepository) -> None:
-        self._clock, self._outbox = clock, outbox
+    def __init__(self, clock: Clock, outbox: OutboxRepository, bus: EventBus) -> None:
+        self._clock, self._outbox, self._bus = clock, outbox, bus
 
     def get(self, session: Session, job_id: str) -> AiJob:
         job = self._find(session, job_id)
@@ -100,20 +104,25 @@ class JobChanges:
         if not self.change(session, claim, *where, **values):
             raise self.refusal(session, claim)
         job = self.get(session, claim.job_id)
-        self.tell(session, job, note, claim.instance)
+        self.tell(session, job, note, claim)
         return job
 
-    def tell(self, session: Session, job: KnownJob, note: Note, instance: str | None = None) -> None:
-        """What goes with a change that made `job` what it is: the history row, and the end event where it is final."""
+    def tell(self, session: Session, job: KnownJob, note: Note, claim: Claim | None = None) -> None:
+        """What goes with a change that made `job` what it is: the history row, and if it is final the end event, and
+        its announcement after the commit. `claim` is the holder's, if a holder made the change.
+        """
         if job.lifecycle_status in FINAL:
             self._outbox.add_end(session, job)
+            event_id = claim.event_id if claim else None
+            announce = partial(announce_end, self._bus, job, event_id=event_id, duration_ms=note.duration_ms)
+            after_commit(session, announce)
         record(
             session,
             self._clock,
             job,
             note.type,
             actor=note.actor,
-            instance=instance,
+            instance=claim.instance if claim else None,
             error_code=note.error_code,
             duration_ms=note.duration_ms,
         )

@@ -18,17 +18,19 @@ class Claim:
     job_id: str
     token: str
     attempt_no: int
+    event_id: str | None = field(default=None, compare=False)
+    """The outbox event that asked for the attempt, if it is known."""
 
     @property
     def instance(self) -> str:
         return self.token.rpartition("/")[0]
 
 
-def claim_of(job: AiJob) -> Claim:
+def claim_of(job: AiJob, event_id: str | None = None) -> Claim:
     """The claim under which `job` is held. `ValueError` where nobody holds it."""
     if job.locked_by is None:
         raise ValueError(f"job {job.id} is held by nobody")
-    return Claim(job.id, job.locked_by, job.attempt_no)
+    return Claim(job.id, job.locked_by, job.attempt_no, event_id)
 
 
 class KnownJob(LoggedJob, Protocol):

@@ -1,6 +1,7 @@
 """Whose turn it is: while others wait, one user holds at most half of a queue's running slots, and at least one.
 
 The share is of the slots that are in use once the lock is given, so that nobody has to know how many workers there are.
+A lease that ran out uses no slot: it counts toward nobody's share, however many there are.
 Only who holds fewer than the asker may be put before him: where all are at their share, nobody waits for nothing. Those
 get their turns in the ring of user ids, so that the backlog of one of them doesn't hold up the next.
 It is judged by the rows as they are once the lock is written and before it is committed: whoever holds no other job,
@@ -11,7 +12,6 @@ lock in the same instant may pass the share by one; the next lock sees it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
@@ -35,6 +35,8 @@ class FairShare:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.holders = build_holders(clock)
+        self._all_held = select(self.holders)
         self._last: dict[str, str] = {}
         """Whom this process put before another last, by queue: the next turn is the next user's."""
 
@@ -42,13 +44,13 @@ class FairShare:
         """`NotYourTurn` where the user of `job`, which this transaction has just locked, had his share without it, and
         another who holds fewer waits.
 
-        `held` is how many he holds with it (`HELD_WITH`). `job_types` are those that the asker can run: another's job
+        `held` is how many he holds with it (`holders`). `job_types` are those that the asker can run: another's job
         of a type that he can't would help nobody.
         """
         mine = held - 1
         if not mine:
             return
-        found = read_rows(session, _ALL_HELD, {})
+        found = read_rows(session, self._all_held, {})
         holders = {row.holder: row.number for row in found if row.queue_name == job.queue_name}
         holders[job.user_id] = mine
         if mine < max(1, (sum(holders.values()) + 1) // 2):
@@ -104,24 +106,26 @@ class FairShare:
 _FREED = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
 """The job was held, and waits for its next attempt: it always has a time for it."""
 _PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
-_HELD_BY_ANYBODY = and_(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > datetime(1970, 1, 1, tzinfo=UTC))
-"""Put so that the index of the leases serves it, which leads to held jobs alone; on PostgreSQL once its statistics know
-of those that wait."""
 
 
-HOLDERS = (
-    select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
-    .where(_HELD_BY_ANYBODY)
-    .group_by(AiJob.queue_name, AiJob.user_id)
-    .subquery("held")
-)
-"""Each user who holds jobs of a queue, and how many. All that are held are counted, as they are few; by queue or user
-an index would lead to all that ever were."""
-HELD_WITH = and_(HOLDERS.c.queue_name == AiJob.queue_name, HOLDERS.c.holder == AiJob.user_id)
-"""Joins a job to its user's row of `HOLDERS` in its queue: `number` counts the job itself too, where it is held."""
-_ALL_HELD = select(HOLDERS)
+def build_holders(clock: Clock) -> Subquery:
+    """Each user with live leases in a queue, and how many: `queue_name`, `holder`, `number`.
+
+    All live leases are counted, as there are no more than slots. The index of the leases leads to them alone: one by
+    queue or user would lead to all that ever were, and without the clock it would lead to all that ran out.
+    """
+    return (
+        select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
+        .where(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > clock.now())
+        .group_by(AiJob.queue_name, AiJob.user_id)
+        .subquery("held")
+    )
 
 
 def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:
-    """The first row in the order of the index: one state a query, as an OR of two is no range of it."""
-    return select(*_PLACE).where(state, *where).order_by(*_PLACE).limit(1).subquery()
+    """The first waiting row in the order of the index: one state a query, as an OR of two is no range of it.
+
+    `locked_by`, which is null in all of them, is in the order because PostgreSQL else sorts what the index has sorted.
+    """
+    order = (AiJob.locked_by, *_PLACE)
+    return select(*_PLACE).where(state, AiJob.locked_by.is_(None), *where).order_by(*order).limit(1).subquery()

@@ -8,13 +8,28 @@ UPDATE that would let it go on looks for the request, and where it finds one the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Result, Text, and_, bindparam, case, cast, exists, func, null, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Result,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    func,
+    null,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from aijobs.ai.billing.usage import mark_lost
@@ -23,7 +38,8 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import TRIES, Database, T
 from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
-from aijobs.errors import CancelRequested, JobLockConflict, RunsAlone
+from aijobs.errors import CancelRequested, JobLockConflict, LockLost, RunsAlone
+from aijobs.events import EventBus
 from aijobs.jobs.changes import (
     DUE_AT,
     HELD,
@@ -39,7 +55,7 @@ from aijobs.jobs.changes import (
     saved,
 )
 from aijobs.jobs.claim import Claim, JobErrorInfo, KnownJob, Lease, Locked, LockedRow, claim_of
-from aijobs.jobs.fairness import HELD_WITH, HOLDERS, FairShare
+from aijobs.jobs.fairness import FairShare
 from aijobs.jobs.history import DISPATCHER, REAPER, SYSTEM, WORKER, record
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
@@ -56,20 +72,28 @@ ASKED, SAVED = 10, 90
 _TO_BE_RUN = and_(WAITS, NOT_ASKED, ~exists().where(QueuePause.queue_name == AiJob.queue_name))
 """A job that a worker may lock, once it is due."""
 _ROW = select(*(getattr(AiJob, part.name) for part in fields(LockedRow))).where(HELD, NOT_ASKED).with_for_update()
-_LOCKED = (
-    select(AiJob, HOLDERS.c.number, cast(AiJobSnapshot.content, Text), *SEEN_EVENT)
-    .join(HOLDERS, HELD_WITH)
-    .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
-    .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
-    .where(THE_JOB, AiJob.locked_by == bindparam("of_token"))
-    .execution_options(populate_existing=True)
-)
-"""A job that was just locked, how many its user holds with it, its input where that is to be worked on, and the event
-that is said to ask for it."""
+_LEASE = select(AiJob.lock_until).where(THE_JOB).with_for_update(key_share=True)
+_LEASE_AT_HAND = select(AiJob.lock_until).where(THE_JOB).with_for_update(key_share=True, skip_locked=True)
 _ASKED = ~NOT_ASKED
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
+_CHARGED = {"lost_count": AiJob.lost_count + 1}
+_UNCHARGED = {"uncharged_losses": AiJob.uncharged_losses + 1}
 _FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
 _FREE = {"locked_by": null(), "locked_at": null(), "lock_until": null()}
+
+
+def _locked_query(holders: Subquery) -> Select[*tuple[Any, ...]]:
+    """A job that was just locked, how many its user holds with it, its input where that is to be worked on, and the
+    event that is said to ask for it."""
+    with_it = and_(holders.c.queue_name == AiJob.queue_name, holders.c.holder == AiJob.user_id)
+    return (
+        select(AiJob, holders.c.number, cast(AiJobSnapshot.content, Text), *SEEN_EVENT)
+        .join(holders, with_it)
+        .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
+        .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
+        .where(THE_JOB, AiJob.locked_by == bindparam("of_token"))
+        .execution_options(populate_existing=True)
+    )
 
 
 @lru_cache  # The same expression for the same percentage, so that its statement is the same.
@@ -86,14 +110,17 @@ class LifecycleRepository:
 
     A method whose UPDATE finds no row reads the job and raises `LockLost` (another attempt or holder),
     `JobLockConflict` or `IllegalTransition` (wrong state), `CancelRequested` or `JobGone`; nothing is written.
+
+    Each end of a job, by whichever method, is announced once the transaction is committed (`announce_end`).
     """
 
-    def __init__(self, database: Database, clock: Clock, outbox: OutboxRepository, lease: Lease) -> None:
+    def __init__(self, database: Database, clock: Clock, outbox: OutboxRepository, lease: Lease, bus: EventBus) -> None:
         self._database, self._clock, self._outbox, self._lease = database, clock, outbox, lease
-        self._changes = JobChanges(clock, outbox)
+        self._changes = JobChanges(clock, outbox, bus)
         self._may_run = and_(DUE_AT <= clock.now(), _TO_BE_RUN)
         self._first_start = func.coalesce(AiJob.started_at, clock.now())
         self._fair_share = FairShare(clock)
+        self._locked_job = _locked_query(self._fair_share.holders)
 
     # --- creating and locking ----------------------------------------------------------------------------------
 
@@ -129,7 +156,7 @@ class LifecycleRepository:
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
         def find(session: Session) -> Result[*tuple[Any, ...]]:
-            return session.execute(_LOCKED, {**of(job_id), "of_token": token, "of_event": event_id})
+            return session.execute(self._locked_job, {**of(job_id), "of_token": token, "of_event": event_id})
 
         def lock(session: Session) -> Locked:
             if not self._changes.change(session, job_id, self._may_run, **self._locked(token)):
@@ -183,7 +210,7 @@ class LifecycleRepository:
     def _set_quietly(self, session: Session, claim: Claim, values: dict[str, Any], waits: bool = True) -> None:
         """A holder's write that is no change of state, and leaves no history."""
         if not waits:
-            self._lock_at_hand(session, claim)
+            self._lock_lease(session, claim, waits)
         if not self._changes.set(session, claim, **values):
             raise self._changes.refusal(session, claim)
 
@@ -246,7 +273,7 @@ class LifecycleRepository:
             if not self._changes.change(session, claim, NOT_ASKED, **values):
                 raise self._changes.refusal(session, claim)
             job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)
-            self._changes.tell(session, job, Note(SUCCEEDED, duration_ms=duration_ms), claim.instance)
+            self._changes.tell(session, job, Note(SUCCEEDED, duration_ms=duration_ms), claim)
             return job
 
         return self._in(session, succeed, ended(claim, SUCCEEDED))
@@ -266,14 +293,16 @@ class LifecycleRepository:
         values = self._failed(error)
         return self._in(session, lambda s: self._go_on_or_cancel(s, claim, note, **values), ended(claim))
 
-    def mark_cancelled(self, job: str | Claim, session: Session | None = None) -> AiJob:
+    def mark_cancelled(
+        self, job: str | Claim, session: Session | None = None, *, duration_ms: int | None = None
+    ) -> AiJob:
         """End a job whose cancel was requested: under the holder's claim, or by id where nobody holds it."""
 
         if isinstance(job, Claim):
-            claim = job
-            return self._in(session, lambda s: self._cancel(s, claim, WORKER), ended(claim))
+            claim, note = job, Note(CANCELLED, WORKER, duration_ms=duration_ms)
+            return self._in(session, lambda s: self._cancel(s, claim, note), ended(claim))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, SYSTEM, WAITS), cancelled(job_id))
+        return self._in(session, lambda s: self._cancel(s, job_id, Note(CANCELLED, SYSTEM), WAITS), cancelled(job_id))
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record the wish to cancel, once; and end the job at once where no worker holds it.
@@ -294,10 +323,10 @@ class LifecycleRepository:
                 record(session, self._clock, job, "cancel_requested", actor=by)
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
-            self._outbox.settle_enqueue(session, job, job.attempt_no + 1, job.cancel_requested_at)
-            return self._cancel(session, job_id, by, WAITS)
+            self._outbox.settle_enqueue(session, job, job.attempt_no + 1, None)  # It was never sent.
+            return self._cancel(session, job_id, Note(CANCELLED, by), WAITS)
 
-        return self._database.write(request)
+        return self._database.write(request, settle=cancelled(job_id))
 
     # --- giving the lease away ---------------------------------------------------------------------------------
 
@@ -340,44 +369,42 @@ class LifecycleRepository:
 
         return self._in(session, free, freed(claim))
 
-    def expire(self, claim: Claim, lock_until: datetime, *, at_once: bool = False) -> AiJob:
+    def expire(
+        self, claim: Claim, lock_until: datetime, session: Session | None = None, *, at_once: bool = False
+    ) -> AiJob:
         """Take a lost worker's lease away, uncharged: other jobs ran in its process, and any of them may have ended it.
 
         `lock_until` is what was read, so that a beat in between wins (`LockLost`). The takeover waits for the
         queue's backoff · 2^(losses − 1), or not at all with `at_once` (the worker is known to be gone, and the
         server may only learn of it). Else a row that another transaction has just now isn't waited for, but refused
-        (`JobLockConflict`): a holder who is late, or stands still in the middle, keeps no other job waiting.
+        (`JobLockConflict`): a holder who is late, or stands still in the middle, keeps no other job waiting. In a
+        caller's session, which has other jobs' rows, no row is ever waited for.
         """
 
-        waits = at_once
+        waits = at_once and session is None
 
         def take(session: Session) -> AiJob:
             nonlocal waits
-            if not waits:
-                self._lock_at_hand(session, claim)
-                waits = True  # At a second try: it may be our own, whose COMMIT is only late.
-            count = {"uncharged_losses": AiJob.uncharged_losses + 1}
-            return self._lose(
-                session, claim, Note("lease_lost", REAPER), count, at_once, AiJob.lock_until == lock_until
-            )
+            if self._lock_lease(session, claim, waits) != lock_until:
+                raise LockLost(claim.job_id, "its lease was renewed or taken meanwhile")
+            waits = True  # At a second try: it may be our own, whose COMMIT is only late.
+            return self._lose(session, claim, Note("lease_lost", REAPER), _UNCHARGED, at_once)
 
-        return self._database.write(take, settle=freed(claim))
+        return self._in(session, take, freed(claim))
 
     def charge(self, claim: Claim) -> AiJob:
         """Give up the lease of a job whose own process died, charged: nothing else ran in it."""
-        note, count = Note("lease_lost", WORKER, WORKER_LOST), {"lost_count": AiJob.lost_count + 1}
-        return self._database.write(lambda s: self._lose(s, claim, note, count, False), settle=freed(claim))
+        note = Note("lease_lost", WORKER, WORKER_LOST)
+        return self._database.write(lambda s: self._lose(s, claim, note, _CHARGED, False), settle=freed(claim))
 
-    def _lose(
-        self, session: Session, claim: Claim, note: Note, count: Any, at_once: bool, *where: ColumnElement[bool]
-    ) -> AiJob:
+    def _lose(self, session: Session, claim: Claim, note: Note, count: Mapping[str, Any], at_once: bool) -> AiJob:
         """Free a lease that was lost and count it: the next attempt is asked for, or the job fails."""
-        job = self._go_on_or_cancel(session, claim, note, *where, **count, **_FREE)
+        job = self._go_on_or_cancel(session, claim, note, **count, **_FREE)
         if job.lifecycle_status in FINAL:
             return job
         policy = QUEUES[job.queue_name]
         if job.losses >= MOST_LOSSES or job.lost_count >= policy.attempts + (1 if job.output_hash else 0):
-            return self._fail_lost(session, job, note.actor, claim.instance)
+            return self._fail_lost(session, job, note.actor, claim)
         wait = timedelta(milliseconds=0 if at_once else policy.backoff_ms * 2 ** (job.losses - 1))
         self._changes.set(session, job.id, next_attempt_at=self._clock.now(wait))
         return self._ask_again(session, self._changes.get(session, job.id))
@@ -454,7 +481,8 @@ class LifecycleRepository:
         )
         if after is not None:
             until, job_id = after
-            query = query.where(or_(AiJob.lock_until > until, and_(AiJob.lock_until == until, AiJob.id > job_id)))
+            # The first part alone is a range of the index.
+            query = query.where(AiJob.lock_until >= until, or_(AiJob.lock_until > until, AiJob.id > job_id))
         with self._database.read() as session:
             return list(session.execute(query.order_by(AiJob.lock_until, AiJob.id).limit(limit)).scalars())
 
@@ -470,11 +498,15 @@ class LifecycleRepository:
         return self._database.write(work, settle) if session is None else work(session)
 
     @staticmethod
-    def _lock_at_hand(session: Session, claim: Claim) -> None:
-        """Lock the job's row; `JobLockConflict` where another transaction has it."""
-        at_hand = select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update(skip_locked=True, key_share=True)
-        if session.execute(at_hand).scalar() is None:
+    def _lock_lease(session: Session, claim: Claim, waits: bool) -> datetime | None:
+        """Lock the job's row and return its `lock_until`. Unless it `waits`, `JobLockConflict` if another transaction
+        has the row.
+        """
+        row = read_rows(session, _LEASE if waits else _LEASE_AT_HAND, of(claim.job_id)).one_or_none()
+        if row is None:
             raise JobLockConflict(claim.job_id, "another transaction has its row")
+        lock_until: datetime | None = row.lock_until
+        return lock_until
 
     def _go_on_or_cancel(
         self, session: Session, claim: Claim, note: Note, *where: ColumnElement[bool], **values: Any
@@ -486,33 +518,33 @@ class LifecycleRepository:
         try:
             job = self._changes.held_change(session, claim, note, NOT_ASKED, *where, **values)
         except CancelRequested:
-            return self._cancel(session, claim, note.actor, *where)
+            return self._cancel(session, claim, Note(CANCELLED, note.actor, duration_ms=note.duration_ms), *where)
         mark_lost(session, self._clock, claim.job_id, claim.attempt_no)
         return job
 
-    def _cancel(self, session: Session, who: str | Claim, actor: str, *where: ColumnElement[bool]) -> AiJob:
+    def _cancel(self, session: Session, who: str | Claim, note: Note, *where: ColumnElement[bool]) -> AiJob:
         if not self._changes.change(session, who, _ASKED, *where, **self._final(CANCELLED)):
             raise self._changes.refusal(session, who, cancelling=True)
-        job_id, instance = (who.job_id, who.instance) if isinstance(who, Claim) else (who, None)
+        job_id, claim = (who.job_id, who) if isinstance(who, Claim) else (who, None)
         job = self._changes.get(session, job_id)
-        self._changes.tell(session, job, Note(CANCELLED, actor), instance)
+        self._changes.tell(session, job, note, claim)
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job
 
-    def _fail_lost(self, session: Session, job: AiJob, actor: str, instance: str) -> AiJob:
+    def _fail_lost(self, session: Session, job: AiJob, actor: str, claim: Claim) -> AiJob:
         """End a job whose last allowed worker was lost; its lease was taken away in this transaction."""
         unheld = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
         why = f"its own process died {job.lost_count} times, shared ones {job.uncharged_losses} times"
         if not self._changes.change(session, job.id, unheld, **self._failed(JobErrorInfo.of(WORKER_LOST, why))):
             raise self._changes.refusal(session, job.id)
         failed = self._changes.get(session, job.id)
-        self._changes.tell(session, failed, Note(FAILED, actor, WORKER_LOST), instance)
+        self._changes.tell(session, failed, Note(FAILED, actor, WORKER_LOST), claim)
         return failed
 
     def _ask_again(self, session: Session, job: AiJob) -> AiJob:
         """Write the event for the next attempt of a job that still has one."""
         if job.lifecycle_status not in FINAL:
-            self._outbox.add_enqueue(session, job, job.next_attempt_at)
+            self._outbox.ask(session, job, job.next_attempt_at)
         return job
 
     def _final(self, status: str, **values: Any) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class AiJob(Base):
         Index("ix_ai_jobs_user_status", "user_id", "lifecycle_status", "id"),
         Index("ix_ai_jobs_leases", "lifecycle_status", "lock_until", "id"),
         Index("ix_ai_jobs_holders", "locked_by"),
-        # Fairness: each user's jobs of a queue, the best first.
-        Index("ix_ai_jobs_turns", "queue_name", "lifecycle_status", "user_id", "priority", "id"),
+        # Fairness: each user's jobs of a queue that nobody holds, the best first; held ones are out of the way.
+        Index("ix_ai_jobs_turns", "queue_name", "lifecycle_status", "locked_by", "user_id", "priority", "id"),
         # And those that are due again, without those that aren't.
         Index("ix_ai_jobs_due", "queue_name", "lifecycle_status", "next_attempt_at"),
         Index("ix_ai_jobs_ended", "lifecycle_status", "finished_at", "id"),

@@ -93,24 +93,28 @@ class OutboxRepository:
         )
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
 
+    def ask(
+        self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
+    ) -> None:
+        """Ask for the job's next attempt, at `available_at` (now)."""
+        self._insert(
+            session,
+            ENQUEUE,
+            job.id,
+            enqueue_key(job, job.attempt_no + 1),
+            {"jobId": job.id, "jobType": job.job_type, "queueName": job.queue_name, "priority": job.priority},
+            queue_name=job.queue_name,
+            status=PENDING,
+            available_at=self._clock.now() if available_at is None else available_at,
+        )
+
     def add_enqueue(
         self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
     ) -> OutboxEvent:
-        """Ask for the job's next attempt, at `available_at` (now)."""
-        return self.create_in_transaction(
-            session,
-            event_type=ENQUEUE,
-            aggregate_id=job.id,
-            dedupe_key=enqueue_key(job, job.attempt_no + 1),
-            payload={
-                "jobId": job.id,
-                "jobType": job.job_type,
-                "queueName": job.queue_name,
-                "priority": job.priority,
-            },
-            queue_name=job.queue_name,
-            available_at=available_at,
-        )
+        """The same, for who needs the event."""
+        self.ask(session, job, available_at)
+        key = enqueue_key(job, job.attempt_no + 1)
+        return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar_one()
 
     def add_end(self, session: Session, job: LoggedJob) -> None:
         """Tell that the job ended; born published, as nobody subscribes yet."""
@@ -155,7 +159,8 @@ class OutboxRepository:
     def settle_enqueue(
         self, session: Session, job: EnqueuedJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
     ) -> str | None:
-        """Mark the event that asks for `attempt` published `at`: it began, or nobody waits for it any more.
+        """Mark the event that asks for `attempt` published: `at` its beginning, or with no time if nobody waits for it
+        any more.
 
         Returns its id, None where there is no such event. Looked at first, where it isn't `seen`: if the job waited for
         more than a moment it is marked already, and an UPDATE is dearer.

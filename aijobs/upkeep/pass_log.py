@@ -1,12 +1,14 @@
 """How each pass last went, for whoever watches: a duty that isn't done looks like one that has nothing to do.
 
 A round went well if it came to its end. A row that it could do nothing about has a line in the log, and its next round.
+A round that takes long notes its progress: it goes well so far.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -59,6 +61,18 @@ class PassLog:
         self._note(name, every_s, None)
         return result
 
+    def progress(self, name: str, every_s: float) -> Callable[[], None]:
+        """Return what a round calls after each of its steps. Failures that were noted stand until a round ends well."""
+        return partial(self._go_on, name, every_s)
+
+    def _go_on(self, name: str, every_s: float) -> None:
+        with self._guard:
+            now, last = self._monotonic(), self._noted_at.get(name)
+            if last is not None and now - last < NOTE_S:
+                return
+            self._noted_at[name] = now
+        self._try_to_write(name, every_s, succeeded_at=self._clock.now())
+
     def _note(self, name: str, every_s: float, error: str | None) -> None:
         """Write it down where it is news, or the last note is old; a note that can't be written harms no pass."""
         with self._guard:
@@ -69,8 +83,14 @@ class PassLog:
             if not is_news and last is not None and now - last < NOTE_S:
                 return
             self._noted_at[name] = now
+        how: dict[str, Any] = {"succeeded_at": self._clock.now()}
+        if error is not None:
+            how = {"failed_at": self._clock.now(), "error": error}
+        self._try_to_write(name, every_s, failures=failures, **how)
+
+    def _try_to_write(self, name: str, every_s: float, **values: Any) -> None:
         try:
-            self._write(name, every_s, failures, error)
+            self._write(name, round(every_s * 1000), values)
         except SQLAlchemyError as trouble:
             with self._guard:
                 self._noted_at.pop(name, None)  # The next round writes it.
@@ -78,15 +98,12 @@ class PassLog:
         else:
             self._outage.worked()
 
-    def _write(self, name: str, every_s: float, failures: int, error: str | None) -> None:
-        now = self._clock.now()
-        how: dict[str, Any] = {"succeeded_at": now} if error is None else {"failed_at": now, "error": error}
-        values = {"period_ms": round(every_s * 1000), "failures": failures, **how}
-        note = update(PassRun).where(PassRun.name == name).values(**values)
+    def _write(self, name: str, period_ms: int, values: dict[str, Any]) -> None:
+        note = update(PassRun).where(PassRun.name == name).values(period_ms=period_ms, **values)
 
         def write(session: Session) -> None:
             if not change_rows(session, note):
-                insert_if_absent(session, PassRun, "name", name=name, period_ms=values["period_ms"], failures=0)
+                insert_if_absent(session, PassRun, "name", name=name, period_ms=period_ms, failures=0)
                 change_rows(session, note)
 
         self._database.write(write, tries=1)

@@ -2,76 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
-from aijobs.errors import LifecycleError
+from aijobs.db.steps import Steps
+from aijobs.errors import JobLockConflict, LifecycleError
 from aijobs.ids import InstanceId
 from aijobs.jobs.lifecycle import LifecycleRepository, claim_of
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import RUNNING
 from aijobs.logs import fault, get_logger, job_fields
 
 logger = get_logger(__name__)
 
+BATCH = 25
+"""Leases that are taken in one transaction."""
+REST = 1.0
+"""Of the time that a batch takes, on SQLite: the others are to write, and the jobs to go on."""
+
+Taken = list[tuple[AiJob, AiJob]]
+"""Jobs as they were found and as they are after."""
+
 
 class LockReaper:
-    """Takes lost leases away, page by page, one transaction a job: one that can't be taken stops no other."""
+    """Takes lost leases away, a batch a transaction.
 
-    def __init__(self, database: Database, lifecycle: LifecycleRepository, page: int = 100) -> None:
+    A lease that can't be taken stops no other: one that was renewed meanwhile, or whose row another transaction has, is
+    passed over; if anything else goes wrong with a batch, each of its leases is taken alone.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lifecycle: LifecycleRepository,
+        page: int = BATCH,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`progress` is called after each batch."""
         self._database, self._lifecycle, self._page = database, lifecycle, page
+        self._steps = Steps(database, rest=REST, progress=progress)
 
     def reap(self) -> int:
         """Take every lease that was not renewed for lease and grace; how many were taken."""
-        return sum(self._take(job, at_once=False) for job in self._expired())
+        return sum(self._take(batch, at_once=False) for batch in self._expired())
 
     def give_back_dead(self, observer: InstanceId) -> int:
         """Take at once what dead processes of the observer's own host held; how many leases were taken."""
-        held = self._held_on(observer)
-        gone = [
-            job for job in held if (holder := InstanceId.parse(job.locked_by or "")) and holder.is_dead_beside(observer)
-        ]
-        return sum(self._take(job, at_once=True) for job in gone)
+        return sum(self._take(batch, at_once=True) for batch in self._held_by_dead(observer))
 
-    def _expired(self) -> Iterator[AiJob]:
+    # --- finding -----------------------------------------------------------------------------------------------
+
+    def _expired(self) -> Iterator[Sequence[AiJob]]:
         after: tuple[datetime, str] | None = None
         while page := self._lifecycle.find_expired_locks(limit=self._page, after=after):
-            yield from page
+            yield page
             last = page[-1]
             if last.lock_until is None:
                 return
             after = (last.lock_until, last.id)
 
-    def _held_on(self, observer: InstanceId) -> Iterable[AiJob]:
-        with self._database.read() as session:
-            return list(
-                session.execute(
-                    select(AiJob).where(
-                        AiJob.lifecycle_status == RUNNING,
-                        AiJob.locked_by.startswith(observer.host_prefix, autoescape=True),
-                    )
-                ).scalars()
-            )
+    def _held_by_dead(self, observer: InstanceId) -> Iterator[Sequence[AiJob]]:
+        """Batches of leases of one dead process each. Those of a process that may live are stepped over all at once."""
+        after = observer.host_prefix
+        while page := self._held_on(observer, after):
+            instance = claim_of(page[0]).instance
+            holder = InstanceId.parse(page[0].locked_by or "")
+            if holder is not None and holder.is_dead_beside(observer):
+                batch = [job for job in page if claim_of(job).instance == instance]
+                yield batch
+                after = claim_of(batch[-1]).token
+            else:
+                after = f"{instance}/~"  # Behind each of its tokens, whose other part is hexadecimal.
 
-    def _take(self, job: AiJob, *, at_once: bool) -> int:
-        if job.lock_until is None:
-            return 0
-        claim = claim_of(job)
+    def _held_on(self, observer: InstanceId, after: str) -> Sequence[AiJob]:
+        """The next leases of processes of the observer's host, in the order of their tokens."""
+        first = observer.host_prefix
+        last = first[:-1] + chr(ord(first[-1]) + 1)
+        # Who has a holder is running; to say so would lead SQLite to all that run.
+        query = select(AiJob).where(AiJob.locked_by > after, AiJob.locked_by < last)
+        with self._database.read() as session:
+            return session.execute(query.order_by(AiJob.locked_by).limit(self._page)).scalars().all()
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    def _take(self, jobs: Sequence[AiJob], *, at_once: bool) -> int:
+        taken: Taken = []
+        busy: list[AiJob] = []
+
+        def take(session: Session) -> Taken:
+            taken.clear()
+            busy.clear()
+            for job in jobs:
+                try:
+                    taken.append((job, self._expire(job, session, at_once=at_once)))
+                except LifecycleError as refused:
+                    if at_once and isinstance(refused, JobLockConflict):
+                        busy.append(job)  # The server may not have learned yet that its holder is gone.
+                    else:
+                        _pass_over(job, refused)
+            return taken
+
+        def settled(session: Session) -> Taken | None:
+            tokens = [job.locked_by for job, _ in taken]
+            held = session.execute(select(AiJob.id).where(AiJob.locked_by.in_(tokens)).limit(1)).scalar()
+            return taken if held is None else None
+
         try:
-            after = self._lifecycle.expire(claim, job.lock_until, at_once=at_once)
-        except LifecycleError:
-            return 0  # A beat, the holder or another reaper came first: exactly what the compare-and-set is for.
+            self._steps.write(take, settled)
+        except Exception:
+            return sum(self._take_alone(job, at_once=at_once) for job in jobs)
+        for job, after in taken:
+            _tell(job, after)
+        return len(taken) + sum(self._take_alone(job, at_once=True) for job in busy)
+
+    def _take_alone(self, job: AiJob, *, at_once: bool) -> int:
+        try:
+            after = self._expire(job, None, at_once=at_once)
+        except LifecycleError as refused:
+            _pass_over(job, refused)
+            return 0
         except Exception as error:
             logger.error("reaper.failed", **fault(error), **job_fields(job))
             return 0
-        logger.warning(
-            "job.lease_lost",
-            holder=claim.instance,
-            lostCount=after.lost_count,
-            unchargedLosses=after.uncharged_losses,
-            **job_fields(after, attemptNo=job.attempt_no),
-        )
+        _tell(job, after)
         return 1
+
+    def _expire(self, job: AiJob, session: Session | None, *, at_once: bool) -> AiJob:
+        if job.lock_until is None:
+            raise JobLockConflict(job.id, "has no lease")
+        return self._lifecycle.expire(claim_of(job), job.lock_until, session, at_once=at_once)
+
+
+def _pass_over(job: AiJob, refused: LifecycleError) -> None:
+    """A beat, the holder or another reaper came first: exactly what the compare-and-set is for."""
+    logger.debug("reaper.passed_over", holder=claim_of(job).instance, why=type(refused).__name__, **job_fields(job))
+
+
+def _tell(job: AiJob, after: AiJob) -> None:
+    logger.warning(
+        "job.lease_lost",
+        holder=claim_of(job).instance,
+        lostCount=after.lost_count,
+        unchargedLosses=after.uncharged_losses,
+        **job_fields(after, attemptNo=job.attempt_no),
+    )

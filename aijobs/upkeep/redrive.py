@@ -5,7 +5,7 @@ Proof is membership, not age: a long but healthy backlog gets no second messages
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -49,10 +49,11 @@ class Redrive:
         *,
         due_for: timedelta = timedelta(seconds=5),
         page: int = 500,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`due_for`: how long a job has been due before its message is looked for."""
+        """`due_for`: how long a job has been due before its message is looked for; `progress` is called each page."""
         self._database, self._clock, self._outbox, self._broker = database, clock, outbox, broker
-        self._due_for, self._page = due_for, page
+        self._due_for, self._page, self._progress = due_for, page, progress
         self._outage = Outage(logger, "redrive.broker")
         self._refused: dict[str, Outage] = {}
 
@@ -74,6 +75,7 @@ class Redrive:
                             raise
                         refused.add(name)
                         self._outage_of(name).failed(error)
+                self._progress()
         except BrokerUnavailable as error:
             self._outage.failed(error)
         return sent

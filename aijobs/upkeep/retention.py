@@ -6,7 +6,7 @@ sessions of operators go too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,17 +14,13 @@ from functools import partial
 from sqlalchemy import delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from aijobs.ai.models import AiUsageLog
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import Database
 from aijobs.db.statements import change_rows
+from aijobs.db.steps import Steps
 from aijobs.jobs.models import (
     AiJob,
-    AiJobArtifact,
-    AiJobEvent,
-    AiJobSnapshot,
     JobTombstone,
-    QuotaReservation,
     QuotaUsage,
 )
 from aijobs.jobs.status import FINAL
@@ -47,7 +43,7 @@ class Pruned:
 
 
 class Retention:
-    """Small batches, one transaction each, so that traffic goes on beside it."""
+    """One transaction a chain, with rests between, so that traffic goes on beside it."""
 
     def __init__(
         self,
@@ -58,9 +54,13 @@ class Retention:
         keep_tombstones: timedelta,
         keep_sessions: timedelta,
         batch: int = 50,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`keep_jobs` counts from a job's end, `keep_tombstones` from its deletion, `keep_sessions` from a sign-in."""
+        """`keep_jobs` counts from a job's end, `keep_tombstones` from its deletion, `keep_sessions` from a sign-in.
+        `progress` is called after each deletion.
+        """
         self._database, self._clock, self._batch = database, clock, batch
+        self._steps = Steps(database, progress=progress)
         self._keep_jobs, self._keep_tombstones, self._keep_sessions = keep_jobs, keep_tombstones, keep_sessions
 
     def run(self) -> Pruned:
@@ -70,7 +70,7 @@ class Retention:
             after = chains[-1]
             for root_id in chains:
                 try:
-                    jobs += self._database.write(partial(self._delete_chain, root_id=root_id))
+                    jobs += self._steps.write(partial(self._delete_chain, root_id=root_id))
                 except Exception as error:
                     # A plug-in's table, for one, may refer to a job of it.
                     logger.error("retention.failed", rootId=root_id, **fault(error))
@@ -114,8 +114,8 @@ class Retention:
             return 0
         ids = [job.id for job in jobs]
         self._leave_tombstones(session, jobs)
-        for model, column in _HANGING_ON_A_JOB:
-            change_rows(session, delete(model).where(column.in_(ids)))
+        change_rows(session, delete(OutboxEvent).where(OutboxEvent.aggregate_id.in_(ids)))
+        # What else hangs on a job refers to it, and goes with it: each statement here is time that others wait.
         return change_rows(session, delete(AiJob).where(AiJob.id.in_(ids), AiJob.lifecycle_status.in_(FINAL)))
 
     def _leave_tombstones(self, session: Session, jobs: Sequence[AiJob]) -> None:
@@ -138,21 +138,11 @@ class Retention:
         """Delete the rows of `key`'s table whose `at` is longer ago than `keep`; return how many."""
 
         def delete_some(session: Session) -> int:
-            query = select(key).where(at <= self._clock.now(-keep)).limit(self._batch * 10)
+            query = select(key).where(at <= self._clock.now(-keep)).limit(self._batch)
             old = session.execute(query).scalars().all()
             return change_rows(session, delete(key.class_).where(key.in_(old))) if old else 0
 
         deleted = 0
-        while count := self._database.write(delete_some):
+        while count := self._steps.write(delete_some):
             deleted += count
         return deleted
-
-
-_HANGING_ON_A_JOB = (
-    (OutboxEvent, OutboxEvent.aggregate_id),
-    (AiUsageLog, AiUsageLog.job_id),
-    (QuotaReservation, QuotaReservation.job_id),
-    (AiJobArtifact, AiJobArtifact.job_id),
-    (AiJobSnapshot, AiJobSnapshot.job_id),
-    (AiJobEvent, AiJobEvent.job_id),
-)

@@ -1,7 +1,7 @@
 """Sessions of operators.
 
 Revision ID: 0003
-Revises: 0001
+Revises: 0002
 """
 
 from __future__ import annotations

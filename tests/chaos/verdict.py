@@ -7,7 +7,7 @@ from itertools import groupby
 
 from aijobs.ai.models import DONE
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
-from aijobs.errors import Retried, describe
+from aijobs.errors import Retried, describe, is_internal
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, SUCCEEDED
@@ -150,7 +150,8 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
         once = describe(job.error_code).retried is Retried.ONCE
         return job.retry_count >= job.max_retry_count or (once and job.error_code in tried)
     # The one more try that such a code has may have been used up by the script itself.
-    return database_faults and job.error_code in DATABASE_CODES and (job.error_code in tried or job.retry_count >= 2)
+    ours = any(is_internal(code) for code in tried if code)
+    return database_faults and job.error_code in DATABASE_CODES and (ours or job.retry_count >= 2)
 
 
 def _refused_alone(evidence: Evidence, job: AiJob) -> Iterator[Broken]:

@@ -17,7 +17,7 @@ PICTURE = """
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
 2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  jobs.chains
-2    jobs.users  jobs.limits  jobs.fairness  outbox.*  ai.*  screening.*  credentials.*
+2    jobs.users  jobs.limits  jobs.fairness  jobs.ends  outbox.*  ai.*  screening.*  credentials.*
 1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message  queues.state
 1    jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
 0    errors  clock  ids  settings  logs  canonical  machine  validation  answers

@@ -61,6 +61,8 @@ def _outbox(detail: JobDetail) -> Station:
         return Station("outbox", label, "gap", note=gettext("No event"))
     if event.status == DEAD:
         return Station("outbox", label, "failed", event.created_at, gettext("Dead"))
+    if event.status == PUBLISHED and event.published_at is None:
+        return Station("outbox", label, "skipped")  # Its job was cancelled before it was sent.
     if event.status == PUBLISHED or not _waits(detail):
         return Station("outbox", label, "done", event.created_at)
     if event.available_at > detail.read_at:

@@ -118,13 +118,21 @@ def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stag
     assert len(stage.kit.events(job_id, "ai.job.failed")) == 1
 
 
+@pytest.mark.parametrize(
+    ("codes", "attempts"),
+    [
+        (["INTERNAL_ERROR", "INTERNAL_PROJECTION"], 2),
+        (["INTERNAL_OF_A_PLUG_IN", "PROVIDER_UNAVAILABLE", "INTERNAL_DATABASE"], 3),
+        (["INTERNAL_ERROR", "PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "PROVIDER_CONNECTION_LOST"], 4),
+    ],
+    ids=["two of ours", "with another between", "others each for itself"],
+)
 @ANY_DATABASE
-def test_once_is_counted_for_each_code_from_the_history(stage: Stage) -> None:
-    job_type = stage.scripted(
-        raising("INTERNAL_ERROR", "INTERNAL_PROJECTION", "PROVIDER_UNAVAILABLE", "INTERNAL_ERROR"), max_retries=9
-    )
-    job = stage.run_to_end(stage.kit.new_job(job_type=job_type).id)
-    assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "INTERNAL_ERROR", 4)
+def test_internal_codes_share_one_retry_a_job_and_others_have_one_each(
+    stage: Stage, codes: list[str], attempts: int
+) -> None:
+    job = stage.run_to_end(stage.kit.new_job(job_type=stage.scripted(raising(*codes), max_retries=9)).id)
+    assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", codes[-1], attempts)
 
 
 @ANY_DATABASE

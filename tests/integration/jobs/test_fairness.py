@@ -261,6 +261,51 @@ def test_a_lock_by_who_holds_another_job_reads_held_jobs_alone_whatever_waits(ki
     assert efforts(kit, lock) < 3 * before
 
 
+DEAD = {
+    "lifecycle_status": "running",
+    "attempt_no": 1,
+    "locked_by": "host~boot~1~1~1~dead/token",
+    "locked_at": BEGIN - timedelta(hours=1),
+    "lock_until": BEGIN - timedelta(minutes=59),
+}
+"""A job whose worker was lost, and that nobody has taken over."""
+
+
+def test_dead_leases_count_toward_no_share(kit: Kit) -> None:
+    backlog(kit, "a", 5, **DEAD)
+    backlog(kit, "b", 2, **DEAD)
+    a = backlog(kit, "a", 2)
+    (b,) = backlog(kit, "b", 1)
+    kit.lock(a[0])
+    assert refused(kit, a[1]).instead == b, "b holds nothing that runs"
+
+
+def test_a_lock_costs_the_same_with_any_number_of_dead_leases(kit: Kit) -> None:
+    """Each lock counts who holds what: of a million dead leases it must read none."""
+    mine = backlog(kit, "a", 20)
+    (other,) = backlog(kit, "b", 1)
+    kit.lock(mine.pop())
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn("ai_jobs")
+
+    def lock_alone() -> None:
+        kit.lifecycle.release(kit.lock(other))
+
+    def lock_and_look_for_another() -> None:
+        refused(kit, mine[-1])
+
+    works = (lock_alone, lock_and_look_for_another)
+    before = [efforts(kit, work) for work in works]
+    many = {"lifecycle_status": "running", "attempt_no": 1, "next_attempt_at": BEGIN - timedelta(minutes=1)}
+    backlog(kit, "z", FEW_DUE + 1, **many)
+    again = efforts(kit, lock_and_look_for_another)
+    for user in ("a", "b", "c"):
+        backlog(kit, user, 1000, **DEAD)
+    learn("ai_jobs")
+    for work, limit in zip(works, (before[0], max(before[1], again)), strict=True):
+        assert efforts(kit, work) < 2 * limit, work.__name__
+
+
 def efforts(kit: Kit, work: Callable[[], None]) -> int:
     """The least of three: what a server reads for itself beside it is in one or the other."""
     return min(effort(kit.database.engine, work) for _ in range(3))
@@ -298,7 +343,7 @@ def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: K
     assert sum(TURNS in line for line in plan(kit, search)) == 2
 
 
-TURNS = "ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND user_id>?)"
+TURNS = "ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND locked_by=? AND user_id>?)"
 
 
 def plan(kit: Kit, search: str) -> list[str]:

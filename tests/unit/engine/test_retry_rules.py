@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -46,13 +47,16 @@ def definition(*, delay: int = 1000, abort_strategy: str = "fail") -> JobDefinit
     return replace(DEFINITION, execution=changed)
 
 
-def wait(code: str, *, retries: int = 0, most: int = 5, before: int = 0, strategy: str = "fail") -> timedelta | None:
+def wait(
+    code: str, *before: str, retries: int | None = None, most: int = 5, strategy: str = "fail"
+) -> timedelta | None:
+    """The wait after `code`, where the job was tried again for each of `before`."""
     return wait_before_retry(
         JobError(code),
         definition(abort_strategy=strategy),
-        retry_count=retries,
+        retry_count=len(before) if retries is None else retries,
         max_retries=most,
-        same_code_before=before,
+        retried=Counter(before),
     )
 
 
@@ -81,25 +85,35 @@ def test_a_code_that_no_repeat_can_mend_is_never_tried_again(code: str) -> None:
 
 @pytest.mark.parametrize("code", sorted(BACKOFF))
 def test_a_passing_trouble_is_tried_again_up_to_the_bound_and_no_further(code: str) -> None:
-    assert wait(code, retries=4, before=4) is not None
-    assert wait(code, retries=5, before=5) is None
+    assert wait(code, *[code] * 4) is not None
+    assert wait(code, *[code] * 5) is None
     assert wait(code, most=0) is None
 
 
 @pytest.mark.parametrize("code", sorted(ONCE))
 def test_a_fault_of_our_own_is_tried_again_once(code: str) -> None:
     assert wait(code) is not None
-    assert wait(code, retries=1, before=1) is None
+    assert wait(code, code) is None
     assert wait(code, most=0) is None, "once never exceeds max_retries"
 
 
-def test_once_counts_each_code_for_itself() -> None:
-    assert wait("INTERNAL_PROJECTION", retries=1, before=0) is not None
+OURS = sorted(code for code in ONCE if not code.startswith("PROVIDER_"))
+
+
+@pytest.mark.parametrize("code", OURS)
+@pytest.mark.parametrize("before", OURS)
+def test_internal_codes_share_one_retry(code: str, before: str) -> None:
+    assert wait(code, before) is None
+    assert wait(code, "PROVIDER_CONNECTION_LOST", "VALIDATION_TRUNCATED") is not None, "others don't use it up"
+
+
+def test_a_provider_code_that_is_retried_once_counts_for_itself() -> None:
+    assert wait("PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "INTERNAL_ERROR") is not None
 
 
 def test_a_timeout_is_tried_again_where_the_definition_says_so() -> None:
     assert wait("TIMEOUT", strategy="fail") is None
-    assert wait("TIMEOUT", strategy="retry", retries=4, before=4) is not None
+    assert wait("TIMEOUT", strategy="retry", retries=4) is not None
     assert wait("TIMEOUT", strategy="retry", retries=5) is None
 
 
@@ -111,5 +125,5 @@ def test_each_wait_is_twice_the_one_before() -> None:
 @pytest.mark.parametrize(("asked", "waited"), [(30, 30), (1, 4)])
 def test_the_provider_can_lengthen_the_wait_but_not_shorten_it(asked: int, waited: int) -> None:
     error = JobError("PROVIDER_RATE_LIMITED", retry_after=timedelta(seconds=asked))
-    found = wait_before_retry(error, definition(), retry_count=2, max_retries=3, same_code_before=2)
+    found = wait_before_retry(error, definition(), retry_count=2, max_retries=3, retried={})
     assert found == timedelta(seconds=waited)

@@ -55,6 +55,14 @@ def test_strip_says_where_a_job_ended_that_failed_or_was_cancelled(stage: Stage)
     assert cancelled[3] == "skipped"
 
 
+def test_strip_of_a_job_cancelled_before_it_was_sent_never_came_to_outbox_or_broker(stage: Stage) -> None:
+    job_id = stage.create()
+    _set_event(stage, job_id, status="pending", published_at=None, last_sent_at=None)
+    stage.services.jobs.cancel(job_id, "user:u1")
+    assert _steps(stage, job_id) == ["done", "skipped", "skipped", "skipped", "skipped", "stopped"]
+    assert _detail(stage, job_id).job.queued_at is None
+
+
 def test_strip_of_a_waiting_job_stands_at_the_outbox_then_at_the_broker_then_at_the_worker(stage: Stage) -> None:
     job_id = stage.create()
     _set_event(stage, job_id, status="pending", published_at=None, last_sent_at=None, available_at=utc_now())

@@ -1,0 +1,46 @@
+"""The pace of work that goes on for long: small transactions, with a rest after each where there is one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic, sleep
+
+from sqlalchemy.orm import Session
+
+from aijobs.db.database import Database, T
+
+LEAST_REST_S = 0.005
+"""A writer that waits for SQLite's lock looks again after one, two, five and ten milliseconds, and then more rarely."""
+
+
+class Steps:
+    """Runs the transactions of a pass, a deletion or a rotation one after the other.
+
+    SQLite has one writer, and no queue: whoever waits for the lock looks again and again, and finds it taken by a loop
+    that gives it back for microseconds. So each step rests for `rest` times as long as it had the lock. On a server,
+    whose transactions hold rows, none rests.
+    """
+
+    def __init__(self, database: Database, *, rest: float = 6.0, progress: Callable[[], None] = lambda: None) -> None:
+        """`progress` is called after each step that was committed: a long pass is not one that hangs."""
+        self._database, self._rest, self._progress = database, rest, progress
+        self._has_one_writer = database.engine.dialect.name == "sqlite"
+
+    def write(self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None) -> T:
+        """Run one step, as `Database.write` does, and rest."""
+        began: float | None = None
+
+        def timed(session: Session) -> T:
+            nonlocal began
+            session.connection()  # The transaction begins here. To wait for the lock costs nobody else anything.
+            began = monotonic()
+            return work(session)
+
+        try:
+            result = self._database.write(timed, settle)
+        finally:
+            if self._has_one_writer:
+                held_s = 0.0 if began is None else monotonic() - began
+                sleep(max(LEAST_REST_S, self._rest * held_s))
+        self._progress()
+        return result
