@@ -38,7 +38,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import TRIES, Database, T
 from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
-from aijobs.errors import CancelRequested, JobLockConflict, LockLost, RunsAlone
+from aijobs.errors import CancelRequested, JobLockConflict, RunsAlone
 from aijobs.events import EventBus
 from aijobs.jobs.changes import (
     DUE_AT,
@@ -386,7 +386,7 @@ class LifecycleRepository:
         def take(session: Session) -> AiJob:
             nonlocal waits
             if self._lock_lease(session, claim, waits) != lock_until:
-                raise LockLost(claim.job_id, "its lease was renewed or taken meanwhile")
+                raise self._changes.refusal(session, claim)
             waits = True  # At a second try: it may be our own, whose COMMIT is only late.
             return self._lose(session, claim, Note("lease_lost", REAPER), _UNCHARGED, at_once)
 

@@ -21,11 +21,11 @@ from sqlalchemy import func, select
 
 from aijobs.cli.tokens import issue_user_token
 from aijobs.clock import utc_now
-from aijobs.jobs.models import AiJob, QueuePause
+from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 from aijobs.local.station import answers
 from aijobs.monitor.check import Check
-from aijobs.outbox.models import ENQUEUE, OutboxEvent
+from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.settings import Settings
 from aijobs.wiring import Services, build_services
 from tests.support.polling import poll

@@ -241,7 +241,6 @@ class Worker(Process):
                 ),
                 project=Project(s.database, s.lifecycle, s.registry),
                 settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
-                bus=s.bus,
             ),
             lifecycle=s.lifecycle,
             presence=_Silent(),

@@ -185,7 +185,7 @@ class Site:
         """Empty every place; operators, and who is signed in, stay."""
         with self.services.database.transaction() as session:
             for table in reversed(Base.metadata.sorted_tables):
-                if table.name not in ("operators", "operator_tokens"):
+                if table.name not in ("operators", "operator_tokens", "operator_sessions"):
                     session.execute(table.delete())
         self.redis.flushdb()
         self.llm.forget()

@@ -16,8 +16,8 @@ from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.token import CancellationToken
 from aijobs.ids import InstanceId
-from aijobs.job_types import flashcard_generation
 from aijobs.jobs.requests import CreateJobInput
+from aijobs.learning.models import FLASHCARD_GENERATION
 from aijobs.queues.message import JobMessage
 from aijobs.testing.fakellm import FakeLlm
 from aijobs.wiring import build_servers
@@ -100,7 +100,7 @@ def run_cards(sqlite: SqliteDatabases, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def execute(kit: Kit, engine: ExecutionEngine) -> str:
-    request = CreateJobInput("u1", flashcard_generation.JOB_TYPE, "note", "note-1", NOTES)
+    request = CreateJobInput("u1", FLASHCARD_GENERATION, "note", "note-1", NOTES)
     job = kit.jobs.create_job(request).job
     engine.start()
     try:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
-from aijobs.db.database import statements as db_statements
+from aijobs.db import statements as db_statements
 from aijobs.db.statements import KEPT, change_by, insert_if_absent, insert_row, insert_rows, read_rows
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, QuotaUsage
 from tests.support.jobs import BEGIN, Kit, race

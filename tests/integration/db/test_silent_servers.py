@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from aijobs.db import engines as db_engine
 from aijobs.db.database import Database
-from aijobs.db.database import engines as db_engine
 from aijobs.db.engines import build_engine
 from aijobs.jobs.models import AiJob
 from tests.support.databases import Databases

@@ -16,8 +16,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.causes import cause_of, stops_writes
+from aijobs.db import database as db
 from aijobs.db.database import Database
-from aijobs.db.database import database as db
 from aijobs.upkeep.pass_log import probe_writes
 from tests.support.databases import LIMITED, Databases, MariaDbServer, PostgresServer
 from tests.support.jobs import Kit, open_kit

@@ -269,7 +269,6 @@ def open_stage(
                 patience=timedelta(hours=1),
                 chance=lambda: 0.0,
             ),
-            bus=services.bus,
         ),
         lifecycle=services.lifecycle,
         presence=presence,

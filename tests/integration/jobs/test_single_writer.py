@@ -33,7 +33,7 @@ WAYS = {
     "an insert": "session.execute(insert(AiJob).values(id='y' * 36, **{NAME: 'failed'}))",
     "a kept statement": "change_by(session, AiJob, THE_JOB, of=of(job_id), **{NAME: 'failed'})",
     "a kept row": "insert_row(session, AiJob, id='z' * 36, **{NAME: 'failed'})",
-    "the repository's own tool": "JobChanges(None, None).change(session, job_id, **{NAME: 'failed'})",
+    "the repository's own tool": "JobChanges(None, None, None).change(session, job_id, **{NAME: 'failed'})",
 }
 
 

@@ -60,7 +60,13 @@ def _ended_jobs(kit: Kit, days: float) -> None:
 
 def _prune(kit: Kit) -> Callable[[], object]:
     _ended_jobs(kit, 181)
-    return Retention(kit.database, kit.clock, keep_jobs=timedelta(days=180), keep_tombstones=timedelta(days=1)).run
+    return Retention(
+        kit.database,
+        kit.clock,
+        keep_jobs=timedelta(days=180),
+        keep_tombstones=timedelta(days=1),
+        keep_sessions=timedelta(days=1),
+    ).run
 
 
 def _prune_tombstones(kit: Kit) -> Callable[[], object]:
@@ -70,7 +76,13 @@ def _prune_tombstones(kit: Kit) -> Callable[[], object]:
             insert(JobTombstone), [{**row, "job_id": f"{n}", "idempotency_key": f"k{n}"} for n in range(600)]
         )
     kit.advance(2 * 86_400)
-    return Retention(kit.database, kit.clock, keep_jobs=timedelta(days=180), keep_tombstones=timedelta(days=1)).run
+    return Retention(
+        kit.database,
+        kit.clock,
+        keep_jobs=timedelta(days=180),
+        keep_tombstones=timedelta(days=1),
+        keep_sessions=timedelta(days=1),
+    ).run
 
 
 def _clean_up(kit: Kit) -> Callable[[], object]:

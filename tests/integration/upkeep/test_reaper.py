@@ -133,13 +133,14 @@ def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
 def test_a_beat_between_the_look_and_the_hand_wins(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = kit.running()
     kit.advance(90)
-    expire = kit.lifecycle.expire
+    find = kit.lifecycle.find_expired_locks
 
-    def after_a_beat(*args: Any, **options: Any) -> AiJob:
+    def before_a_beat(*args: Any, **options: Any) -> list[AiJob]:
+        found = find(*args, **options)
         kit.lifecycle.extend_lock(claim)
-        return expire(*args, **options)
+        return found
 
-    monkeypatch.setattr(kit.lifecycle, "expire", after_a_beat)
+    monkeypatch.setattr(kit.lifecycle, "find_expired_locks", before_a_beat)
     assert reaper(kit).reap() == 0
     assert kit.job(claim.job_id).locked_by == claim.token
     assert kit.types(claim.job_id) == ["created", "locked"]
@@ -268,7 +269,7 @@ def test_a_batch_whose_commit_got_no_answer_is_counted_once(kit: Kit, when: Any)
             reaper(kit).reap()
         reaper(kit).reap()
     assert left == [0]
-    assert [kit.job(claim.job_id).lost_count for claim in claims] == [1] * 5
+    assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 5
     assert [line["event"] for line in lines].count("job.lease_lost") == 5
 
 
