@@ -386,7 +386,10 @@ class LifecycleRepository:
         def take(session: Session) -> AiJob:
             nonlocal waits
             if self._lock_lease(session, claim, waits) != lock_until:
-                raise self._changes.refusal(session, claim)
+                refused = self._changes.refusal(session, claim)
+                # A job that is to be cancelled is its holder's to end, who beats.
+                renewed = LockLost(claim.job_id, "its lease was renewed or taken meanwhile")
+                raise renewed if isinstance(refused, CancelRequested) else refused
             waits = True  # At a second try: it may be our own, whose COMMIT is only late.
             return self._lose(session, claim, Note("lease_lost", REAPER), _UNCHARGED, at_once)
 
