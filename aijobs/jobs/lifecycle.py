@@ -38,7 +38,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import TRIES, Database, T
 from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
-from aijobs.errors import CancelRequested, JobLockConflict, RunsAlone
+from aijobs.errors import CancelRequested, JobLockConflict, LockLost, RunsAlone
 from aijobs.events import EventBus
 from aijobs.jobs.changes import (
     DUE_AT,
