@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-DISK_FULL, READ_ONLY = "disk_full", "read_only"
+DISK_FULL, READ_ONLY, REFUSED = "disk_full", "read_only", "refused"
 
 _WORDS: Mapping[object, str] = {
     # SQLite, by the name of the (extended) result code

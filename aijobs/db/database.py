@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
-from aijobs.causes import cause_of, stops_writes
+from aijobs.causes import REFUSED, cause_of, stops_writes
 from aijobs.db.engines import TOO_LARGE, WRITING, build_engine
 from aijobs.errors import JobError
 
@@ -230,16 +230,19 @@ class Database:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def write_fault(self, probe: Callable[[Session], object]) -> str | None:
-        """Why this process can't write now (`disk_full`, `read_only`), or None.
+        """Why this process can't write now (`disk_full`, `read_only`, `refused` for anything else), or None.
 
-        Its own writes tell. `probe` is a small write for a process that hasn't written lately, and finds the end of a
-        fault.
+        `probe` is a small write. It runs if this process hasn't written for 30 s, and shows when a fault is over.
         """
         now = time.monotonic()
         last = self._failed_at if self._fault else self._wrote_at
         if now - last >= (HOLD_S if self._fault else PROBE_S):
-            with suppress(DBAPIError):  # Noted if it stops writes; a lock or a cut connection says nothing of them.
+            try:
                 self.write(probe, tries=1)
+            except DBAPIError as error:
+                # A lock or a cut connection says nothing about writes.
+                if not (self._fault or error.connection_invalidated or _worth_repeating(error)):
+                    return REFUSED
         return self._fault
 
     def _note_success(self) -> None:

@@ -32,6 +32,7 @@ _TLS_PORT = _n("It closed the connection; if its port is for TLS, write rediss:/
 _BY_CODE = {
     "OOM": (TAKES_NO_WRITES, _n("Its memory is full (maxmemory)")),
     "READONLY": (TAKES_NO_WRITES, _n("It is a read-only replica")),
+    "UNBLOCKED": (TAKES_NO_WRITES, _n("It is a read-only replica")),  # It became one while a worker waited.
     "MISCONF": (TAKES_NO_WRITES, _n("It can't save its data to disk (MISCONF)")),
     "NOREPLICAS": (TAKES_NO_WRITES, _n("Too few replicas are connected to it (NOREPLICAS)")),
     "WRONGTYPE": (REFUSED, _n("A key of ours holds a value of another kind (WRONGTYPE)")),

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -144,3 +144,14 @@ def test_a_lock_that_lasts_is_no_fault_of_writes(create_sqlite_database: Callabl
         assert kit.database.write_fault(probe_writes(kit.clock)) is None
         other.rollback()
     other.close()
+
+
+def test_write_that_is_refused_for_another_cause_is_a_fault_too(create_sqlite_database: Callable[..., str]) -> None:
+    with open_kit(create_sqlite_database(prepare_database)) as kit:
+        for change in ("INSERT", "UPDATE"):
+            with kit.database.transaction() as session:
+                refuse = (
+                    f"CREATE TRIGGER refuse_{change} BEFORE {change} ON pass_runs BEGIN SELECT RAISE(ABORT, 'no'); END"
+                )
+                session.execute(text(refuse))
+        assert Database(kit.database.engine).write_fault(probe_writes(kit.clock)) == "refused"
