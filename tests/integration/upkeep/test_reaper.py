@@ -130,23 +130,6 @@ def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_beat_between_the_look_and_the_hand_wins(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = kit.running()
-    kit.advance(90)
-    find = kit.lifecycle.find_expired_locks
-
-    def before_a_beat(*args: Any, **options: Any) -> list[AiJob]:
-        found = find(*args, **options)
-        kit.lifecycle.extend_lock(claim)
-        return found
-
-    monkeypatch.setattr(kit.lifecycle, "find_expired_locks", before_a_beat)
-    assert reaper(kit).reap() == 0
-    assert kit.job(claim.job_id).locked_by == claim.token
-    assert kit.types(claim.job_id) == ["created", "locked"]
-
-
-@ANY_DATABASE
 def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     claims = []
     for _ in range(9):
