@@ -92,6 +92,8 @@ def test_broker_that_cannot_save_or_replicate_takes_no_writes(start_valkey: Star
         poll(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", what="the save has failed")
     state = broker_at(server.url).look()
     assert (state.state, state.cause) == (TAKES_NO_WRITES, "It can't save its data to disk (MISCONF)")
+    with server.client() as admin:
+        admin.config_set("save", "")  # Otherwise its shutdown waits for a save.
 
 
 @pytest.mark.parametrize(("missing", "named"), [("+zadd ", "zadd"), ("+set ", "set")])
