@@ -270,7 +270,7 @@ def test_a_value_that_can_not_be_shown_in_a_line_is_shown_in_one(registry: JobDe
 )
 def test_a_projector_that_is_none_is_refused_with_the_type_that_brings_it(projector: Any) -> None:
     module: Any = SimpleNamespace(__name__="module", DEFINITION=DEFINITION, PROJECTOR=projector)
-    with pytest.raises(errors.InvalidProjector, match="job type 'synthetic': PROJECTOR is .+: "):
+    with pytest.raises(errors.InvalidProjector, match=r"job type 'synthetic': PROJECTOR is .+: "):
         JobDefinitionRegistry().load([module], production=False)
 
 
