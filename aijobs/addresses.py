@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from aijobs.errors import SettingsError
 
@@ -56,6 +56,8 @@ def database_address(text: str) -> str:
 def broker_address(text: str) -> str:
     """The address under a scheme that the broker's client knows. `SettingsError`."""
     scheme, found, rest = unquoted(text).partition("://")
+    if found and re.search("cluster|sentinel", scheme, re.IGNORECASE):
+        raise SettingsError(f"{BROKER}: Redis Cluster and Sentinel aren't supported: write redis:// and one server")
     if not found or scheme.lower() not in _BROKERS:
         shown = scheme if found and scheme.isalnum() else "no scheme"
         raise SettingsError(f"{BROKER} can't be read ({shown}): write redis://, rediss:// or unix://")
@@ -68,6 +70,7 @@ def broker_address(text: str) -> str:
         raise SettingsError(
             f"{BROKER}: the port is no number from 1 to 65535; in a password / is %2F, # is %23, ? is %3F and @ is %40"
         )
+    _check_number(urlsplit(address))
     return address
 
 
@@ -90,6 +93,15 @@ def _match(text: str) -> re.Match[str]:
     if found is None:
         raise SettingsError(f"{DATABASE} is not an address: write {_FORMS}")
     return found
+
+
+def _check_number(parts: SplitResult) -> None:
+    """Refuse a database of the broker that its client would read as another one."""
+    given = [value for key, value in parse_qsl(parts.query, keep_blank_values=True) if key == "db"]
+    if parts.scheme != "unix":
+        given += filter(None, [parts.path.removeprefix("/").removesuffix("/")])
+    if not all(value.isascii() and value.isdigit() for value in given):
+        raise SettingsError(f"{BROKER}: the database is a number from 0; in a password / is %2F")
 
 
 def _check_file(found: re.Match[str]) -> None:

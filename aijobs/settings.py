@@ -219,7 +219,9 @@ _TEXTS = (
 
 _OTHERS = ("env", "instance_path", "job_timeouts")
 _KNOWN = {f"AIJOBS_{name.upper()}": name for name in (*_OTHERS, *_TEXTS, *_SECRETS, *_NUMBERS)}
-_SECONDS = re.compile(r"\d{1,3}(?:\.\d{1,3})?")
+_SECONDS = re.compile(r"\d{1,3}(?:\.\d{1,3})?", re.ASCII)
+_WHOLE = re.compile(r"\d+", re.ASCII)
+_FRACTION = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 _PROVIDER_KEY = re.compile(r"AIJOBS_(?P<provider>[A-Z][A-Z0-9_]*)_API_KEY")
 
 
@@ -299,13 +301,12 @@ def _job_timeouts(text: str) -> dict[str, float]:
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise SettingsError(f"AIJOBS_{name.upper()} is {text!r}; it is a number") from None
-    if not 0 <= value < 1e9:
-        raise SettingsError(f"AIJOBS_{name.upper()} is {text}; it is 0 or more")
-    return value
+    form, told = (_WHOLE, "a whole number") if kind is int else (_FRACTION, "a number")
+    if not form.fullmatch(text):
+        raise SettingsError(f"AIJOBS_{name.upper()} is {text!r}; it is {told}, 0 or more")
+    if float(text) >= 1e9:
+        raise SettingsError(f"AIJOBS_{name.upper()} is {text[:20]}; it is below 1000000000")
+    return kind(text)
 
 
 def _secrets(given: Mapping[str, str], instance: Path, *, production: bool) -> dict[str, Any]:

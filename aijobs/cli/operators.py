@@ -145,9 +145,9 @@ def revoke_session(username: str, session_id: str | None, every: bool) -> None:
     """Sign an operator out of one browser, or of all. Tokens stay."""
     if (session_id is None) == (not every):
         raise Failure("say which session: --id ID, or --all", BAD_INPUT)
-    rules = SessionRules(load_settings(), DatabaseClock())
+    clock = DatabaseClock()
     count = _write(
-        lambda session, trail: operators.revoke_operator_sessions(session, trail, rules, username, session_id)
+        lambda session, trail: operators.revoke_operator_sessions(session, trail, clock, username, session_id)
     )
     click.echo(f"{count} session{'' if count == 1 else 's'} of {username} revoked.")
 
@@ -197,9 +197,9 @@ def list_operators(as_json: bool) -> None:
             click.echo(f"  {token.id}  {token.label}  {ends}  {_told('last used', token.last_used_at)}")
         for row in line.sessions:
             began, used = _told("signed in", row.created_at), _told("last used", row.seen_at)
-            click.echo(
-                f"  {row.id}  session from {row.remote_addr or 'nowhere'}  {began}  {used}  {row.user_agent or ''}"
-            )
+            ended = f"ended ({row.ended})  " if row.ended else ""
+            where = f"session from {row.remote_addr or 'nowhere'}"
+            click.echo(f"  {row.id}  {where}  {ended}{began}  {used}  {row.user_agent or ''}")
 
 
 def _lines(session: Session, rules: SessionRules) -> list[OperatorLine]:

@@ -40,15 +40,15 @@ def served(settings: Settings, stop: StopRequests, terminal: Terminal) -> Iterat
 
     `AlreadyUp` where `aijobs up` holds the instance and doesn't answer (yet).
     """
-    terminal.progress("Starting broker, web and workers…")
     station = Station(settings, stop, terminal.say, port=0)
     try:
-        station.open()
+        station.claim()
     except AlreadyUp as other:
         if not answers(other.url, timeout_s=2.0):
             raise
         terminal.say(f"Using the aijobs that is up at {other.url}.")
         yield Served(other.url, _nothing_to_look_after, stays=True)
         return
+    terminal.progress("Starting broker, web and workers…")
     with station:
         yield Served(station.place.url, station.look_after, stays=False)

@@ -61,7 +61,7 @@ def build_engine(url: str | URL, *, pool_size: int = 10, patient: bool = False) 
     except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
         # Their texts quote the address, password and all.
         raise SettingsError("AIJOBS_DATABASE_URL can't be read: see the forms in docs/production.md") from None
-    _check_query(engine)
+    _check_query(engine.url, engine.dialect.driver, _driver_options(engine))
     return engine
 
 
@@ -74,6 +74,7 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
         "pool_timeout": 10,
     }
     if parsed.get_backend_name() == "sqlite":
+        _check_query(parsed, "SQLite", _SQLITE | _SQLITE_URI if "uri" in parsed.query else _SQLITE)
         engine = create_engine(parsed, **options, connect_args={"timeout": 5})
         _prepare_sqlite(engine)
         _files.add(engine)
@@ -94,12 +95,12 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
     return engine
 
 
-def _check_query(engine: Engine) -> None:
-    """`SettingsError` for an option behind `?` that the driver doesn't know: it would raise at the first connection."""
-    known = _driver_options(engine)
-    if known and (unknown := sorted(set(engine.url.query) - known)):
-        named = ", ".join(unknown)
-        raise SettingsError(f"AIJOBS_DATABASE_URL: {named} is no option of {engine.dialect.driver}; leave it out")
+def _check_query(url: URL, driver: str, known: frozenset[str]) -> None:
+    """`SettingsError` for an option behind `?` that the driver doesn't know: it would raise at the first connection, or
+    be ignored by SQLite.
+    """
+    if known and (unknown := sorted(set(url.query) - known)):
+        raise SettingsError(f"AIJOBS_DATABASE_URL: {', '.join(unknown)} is no option of {driver}; leave it out")
 
 
 def _driver_options(engine: Engine) -> frozenset[str]:
@@ -109,6 +110,11 @@ def _driver_options(engine: Engine) -> frozenset[str]:
         return _PYMYSQL_EXTRA | frozenset(signature(engine.dialect.loaded_dbapi.connections.Connection).parameters)
     return frozenset()
 
+
+_SQLITE = frozenset("uri timeout isolation_level detect_types check_same_thread cached_statements".split())
+"""What SQLAlchemy takes from the address for `sqlite3.connect`."""
+_SQLITE_URI = frozenset("cache immutable mode modeof nolock psow vfs".split())
+"""What SQLite takes besides from an address with `uri=true`."""
 
 _PYMYSQL_EXTRA = frozenset({"ssl_capath", "ssl_cipher", "ssl_check_hostname"})
 """What SQLAlchemy takes from the address for the driver."""

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ class JobDefinitionRegistry:
             if production and definition.production is False:
                 continue
             if hasattr(module, "PROJECTOR"):
-                _check_projector(definition.job_type, module.PROJECTOR)
+                _check_projector(definition, module.PROJECTOR)
                 self.register_projector(module.PROJECTOR, module.__name__)
             seconds = (timeouts or {}).get(definition.job_type)
             if seconds is not None:
@@ -119,37 +120,54 @@ class JobDefinitionRegistry:
 
     def _check_references(self, d: JobDefinition) -> None:
         if d.projector is not None and d.projector not in self._projectors:
-            raise errors.UnknownProjector(f"{d.job_type}: projector {d.projector!r} is not registered")
-        if (d.prompt is None) == (d.script is None):
-            raise errors.UnknownPrompt(f"{d.job_type}: name a prompt, or a script for a type that asks no provider")
+            raise errors.UnknownProjector(_told(d, "projector", d.projector, "it is not registered"))
+        if d.prompt is None and d.script is None:
+            why = "name a prompt, or a script for a type that asks no provider"
+            raise errors.UnknownPrompt(_told(d, "prompt", None, why))
+        named = d.prompt and f"{d.prompt.name}/{d.prompt.version}"
+        if d.prompt is not None and d.script is not None:
+            raise errors.UnknownPrompt(_told(d, "prompt", named, "a type with a script has none"))
         if d.prompt is not None and not self._prompt_exists(d.prompt.name, d.prompt.version):
-            raise errors.UnknownPrompt(f"{d.job_type}: there is no prompt {d.prompt.name}/{d.prompt.version}")
+            raise errors.UnknownPrompt(_told(d, "prompt", named, "there is no such prompt"))
         self._check_routes(d)
 
     def _check_routes(self, d: JobDefinition) -> None:
         if d.prompt is None:
             if d.route is not None:
-                raise errors.UnknownRoute(f"{d.job_type}: route {d.route!r} is for a type that asks a provider")
+                raise errors.UnknownRoute(_told(d, "route", d.route, "only a type that asks a provider has one"))
             return
         for mode in d.credential.allowed_modes:
             if not self._has_route(d.route, mode):
-                named = "no route" if d.route is None else f"no route {d.route!r}"
-                raise errors.UnknownRoute(f"{d.job_type}: {named} is configured for calls under {mode}")
+                why = f"no such route is configured for calls under {mode}"
+                raise errors.UnknownRoute(_told(d, "route", d.route, why))
 
 
-def _check_projector(job_type: str, projector: object) -> None:
-    key = getattr(projector, "key", None)
-    if not (isinstance(key, str) and key.strip()) or not callable(getattr(projector, "project", None)):
-        raise errors.InvalidProjector(
-            f"job type {_in_a_line(job_type)}: PROJECTOR needs a `key`, which is a text, and a method `project`"
-        )
+def _check_projector(d: JobDefinition, projector: object) -> None:
+    key, project = getattr(projector, "key", None), getattr(projector, "project", None)
+    if isinstance(projector, type):
+        why = "write an instance, not the class"
+    elif not (isinstance(key, str) and key.strip()) or not callable(project):
+        why = "it needs a `key`, which is a text, and a method `project`"
+    elif not _takes_three(project):
+        why = "its `project` takes (session, job, validated_output)"
+    else:
+        return
+    raise errors.InvalidProjector(_told(d, "PROJECTOR", projector, why))
+
+
+def _takes_three(function: Callable[..., object]) -> bool:
+    try:
+        signature(function).bind(None, None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_default_mode(d: JobDefinition) -> None:
-    if d.credential.default_mode not in d.credential.allowed_modes:
-        raise errors.InvalidCredentialModes(
-            f"{d.job_type}: default mode {d.credential.default_mode!r} is not among the allowed modes"
-        )
+    mode = d.credential.default_mode
+    if mode not in d.credential.allowed_modes:
+        why = "it is not among the allowed modes"
+        raise errors.InvalidCredentialModes(_told(d, "credential.default_mode", mode, why))
 
 
 @cache
@@ -190,7 +208,15 @@ def _check_fields(d: JobDefinition) -> None:
 def _fault(fault: ErrorDetails) -> str:
     path = ".".join(map(str, fault["loc"]))
     why = fault["msg"].removeprefix("Value error, ")
-    return f"{path} is {_in_a_line(fault['input'])}: {why[0].lower()}{why[1:]}"
+    return _is(path, fault["input"], f"{why[0].lower()}{why[1:]}")
+
+
+def _told(d: JobDefinition, path: str, value: object, why: str) -> str:
+    return f"job type {_in_a_line(d.job_type)}: {_is(path, value, why)}"
+
+
+def _is(path: str, value: object, why: str) -> str:
+    return f"{path} is {_in_a_line(value)}: {why}"
 
 
 _SHORT = reprlib.Repr()

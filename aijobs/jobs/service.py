@@ -80,10 +80,9 @@ class AiJobService:
     def create_job(self, request: CreateJobInput) -> CreatedJob:
         """Create a job with its snapshot, enqueue event and first history row: all or nothing.
 
-        A key that led to a job for the same request before answers with that job, whatever its state.
-        Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED, PLATFORM_UNAVAILABLE,
-        TOO_MANY_JOBS, QUOTA_EXCEEDED and PAYLOAD_TOO_LARGE. A key that led to a job is answered before any other check,
-        and in any outage.
+        A key that led to a job for the same request before answers with that job, whatever its state, before any other
+        check and in any outage. Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED,
+        PLATFORM_UNAVAILABLE, TOO_MANY_JOBS, QUOTA_EXCEEDED and PAYLOAD_TOO_LARGE.
         """
         definition = self._registry.get(job_type_name(request.job_type))
         # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.

@@ -109,7 +109,9 @@ class InstanceLock:
         self._file: IO[str] | None = None
 
     def take(self) -> None:
-        """`AlreadyUp` where another process holds it."""
+        """`AlreadyUp` where another process holds it. Harmless where it is held here."""
+        if self._file is not None:
+            return
         self._instance_path.mkdir(parents=True, exist_ok=True)
         file = (self._instance_path / UP_FILE).open("a+")
         try:
@@ -191,6 +193,10 @@ class Station:
         self._web = Supervisor(log_folder, say)
         self._consumers = Supervisor(log_folder, say)
         self.place = Place(settings.bind, settings.port)
+
+    def claim(self) -> None:
+        """Hold the instance, so that no other process starts it. `AlreadyUp`."""
+        self._lock.take()
 
     def open(self) -> None:
         """Start everything and wait until it answers; whatever was started is stopped where that fails.

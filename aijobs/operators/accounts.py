@@ -13,11 +13,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.clock import iso, utc_now
+from aijobs.db.clock import Clock
 from aijobs.errors import AijobsError
 from aijobs.operators.audit import OPERATOR as TARGET
 from aijobs.operators.audit import AuditTrail
 from aijobs.operators.models import Operator, OperatorSession, OperatorToken
-from aijobs.operators.sessions import SessionRules, revoke_all, revoke_sessions
+from aijobs.operators.sessions import revoke_all, revoke_session, revoke_sessions
 from aijobs.texts import line_fault
 
 LONGEST_USERNAME = 100
@@ -116,18 +117,19 @@ def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: 
 
 
 def revoke_operator_sessions(
-    session: Session, trail: AuditTrail, rules: SessionRules, username: str, session_id: str | None
+    session: Session, trail: AuditTrail, clock: Clock, username: str, session_id: str | None
 ) -> int:
-    """Revoke one session of an operator, or (None) all; how many were good until now.
+    """Revoke one session of an operator, or (None) all; return how many weren't revoked until now.
 
     `NoSuchOperator` where the operator has no such session.
     """
-    which = [OperatorSession.operator_id == get_operator(session, username).id]
-    if session_id is not None:
-        which.append(OperatorSession.id == session_id)
-        if session.scalar(select(OperatorSession.id).where(*which)) is None:
-            raise NoSuchOperator(f"operator {username!r} has no session {session_id!r}")
-    return revoke_sessions(session, trail, rules, *which)
+    operator = get_operator(session, username)
+    if session_id is None:
+        return revoke_sessions(session, trail, clock, operator.id, username)
+    revoked = revoke_session(session, trail, clock, session_id, OperatorSession.operator_id == operator.id)
+    if revoked is None:
+        raise NoSuchOperator(f"operator {username!r} has no session {session_id!r}")
+    return int(revoked)
 
 
 def _state(operator: Operator) -> dict[str, Any]:

@@ -30,6 +30,8 @@ logger = get_logger(__name__)
 SEEN_EVERY = timedelta(minutes=1)
 """`seen_at` is written at most this often."""
 
+REVOKE_SESSION = "operator.revoke_session"
+
 _LISTED = (
     OperatorSession.id,
     Operator.username,
@@ -60,6 +62,8 @@ class SessionRow:
     seen_at: datetime
     remote_addr: str | None
     user_agent: str | None
+    ended: str | None
+    """`idle` or `expired` by the settings of the process that asks; None for a good one."""
 
 
 class FoundSession(NamedTuple):
@@ -86,6 +90,10 @@ class SessionRules:
     def is_expired(self) -> ColumnElement[bool]:
         """The session began too long ago, however much it is used."""
         return OperatorSession.created_at <= self.clock.now(-self.longest)
+
+    def ended(self) -> ColumnElement[str | None]:
+        """How the session ended by itself; NULL if it didn't."""
+        return case((self.is_expired(), Ended.EXPIRED.value), (self.is_idle(), Ended.IDLE.value))
 
     def is_good(self) -> ColumnElement[bool]:
         """The session is neither revoked nor at an end."""
@@ -134,8 +142,7 @@ class OperatorSessions:
         rules = self._rules
         ended = case(
             (OperatorSession.revoked_at.is_not(None) | ~Operator.active, Ended.REVOKED.value),
-            (rules.is_expired(), Ended.EXPIRED.value),
-            (rules.is_idle(), Ended.IDLE.value),
+            else_=rules.ended(),
         )
         stale = OperatorSession.seen_at <= rules.clock.now(-SEEN_EVERY)
         query = (
@@ -164,37 +171,56 @@ def _digest(key: str) -> str:
 def list_sessions(
     session: Session, rules: SessionRules, *which: ColumnElement[bool], limit: int | None = None
 ) -> list[SessionRow]:
-    """Return the good sessions of `which`, the one used last first; `limit` at most."""
+    """Return the sessions of `which` that aren't revoked, the one used last first; `limit` at most."""
     query = (
-        select(*_LISTED)
+        select(*_LISTED, rules.ended())
         .join(Operator, Operator.id == OperatorSession.operator_id)
-        .where(rules.is_good(), Operator.active, *which)
+        .where(OperatorSession.revoked_at.is_(None), Operator.active, *which)
         .order_by(OperatorSession.seen_at.desc(), OperatorSession.id)
         .limit(limit)
     )
     return [SessionRow(*row) for row in session.execute(query)]
 
 
-def revoke_sessions(session: Session, trail: AuditTrail, rules: SessionRules, *which: ColumnElement[bool]) -> int:
-    """Revoke the good sessions of `which`, each with its audit row; return how many."""
+def revoke_session(
+    session: Session, trail: AuditTrail, clock: Clock, session_id: str, *which: ColumnElement[bool]
+) -> bool | None:
+    """Revoke one session, with an audit row. False if it was revoked before; None if `which` holds no such session."""
     query = (
-        select(OperatorSession.id, OperatorSession.remote_addr, Operator.username)
+        select(OperatorSession.remote_addr, Operator.username)
         .join(Operator, Operator.id == OperatorSession.operator_id)
-        .where(rules.is_good(), *which)
+        .where(OperatorSession.id == session_id, *which)
     )
-    revoked = 0
-    for session_id, remote_addr, username in session.execute(query).all():
-        only = (OperatorSession.id == session_id, OperatorSession.revoked_at.is_(None))
-        if change_rows(session, update(OperatorSession).where(*only).values(revoked_at=rules.clock.now())):
-            told = {"sessionId": session_id, "remoteAddr": remote_addr}
-            session.add(trail.row("operator.revoke_session", OPERATOR, username, after=told))
-            revoked += 1
-    return revoked
+    found = session.execute(query).one_or_none()
+    if found is None:
+        return None
+    if not _revoke(session, clock.now(), OperatorSession.id == session_id):
+        return False
+    told = {"sessionId": session_id, "remoteAddr": found.remote_addr}
+    session.add(trail.row(REVOKE_SESSION, OPERATOR, found.username, after=told))
+    return True
+
+
+def revoke_sessions(
+    session: Session, trail: AuditTrail, clock: Clock, operator_id: str, username: str, *which: ColumnElement[bool]
+) -> int:
+    """Revoke an operator's sessions (those of `which`), with one audit row for all; return how many.
+
+    Also those that are too old by this process's settings: those of the web processes may differ.
+    """
+    count = _revoke(session, clock.now(), OperatorSession.operator_id == operator_id, *which)
+    if count:
+        session.add(trail.row(REVOKE_SESSION, OPERATOR, username, after={"sessions": count}))
+    return count
 
 
 def revoke_all(session: Session, operator: Operator, now: datetime) -> None:
     """Revoke every session of an operator, without audit rows of their own: the change that asks for it has one."""
     operator.session_version += 1  # Read by web processes of the version before; it goes with a later migration.
     session.flush()  # The operator's row first, which a session that begins now locks too.
-    mine = (OperatorSession.operator_id == operator.id, OperatorSession.revoked_at.is_(None))
-    change_rows(session, update(OperatorSession).where(*mine).values(revoked_at=now))
+    _revoke(session, now, OperatorSession.operator_id == operator.id)
+
+
+def _revoke(session: Session, now: datetime | ColumnElement[datetime], *which: ColumnElement[bool]) -> int:
+    revoked = update(OperatorSession).where(OperatorSession.revoked_at.is_(None), *which).values(revoked_at=now)
+    return change_rows(session, revoked)

@@ -22,9 +22,9 @@ from aijobs.errors import ApiError
 from aijobs.logs import fault, get_logger
 from aijobs.operators.accounts import find_operator
 from aijobs.operators.audit import Actor, AuditTrail
-from aijobs.operators.models import Operator, OperatorSession, OperatorToken
+from aijobs.operators.models import Operator, OperatorToken
 from aijobs.operators.rights import may
-from aijobs.operators.sessions import Ended, OperatorSessions, SessionRules, revoke_sessions
+from aijobs.operators.sessions import Ended, OperatorSessions, SessionRules, revoke_session
 from aijobs.operators.throttle import LoginAttempts
 from aijobs.web.context import asked_address, client_address, is_api_request, printable, services
 
@@ -139,9 +139,9 @@ def sign_out() -> None:
     """End this session, also for a copy of its cookie."""
     operator = current_operator()
     if operator is not None and operator.session_id is not None:
-        trail = AuditTrail(services().database, services().clock, acting())
-        this = OperatorSession.id == operator.session_id
-        services().database.write(lambda writing: revoke_sessions(writing, trail, session_rules(), this))
+        s, this = services(), operator.session_id
+        trail = AuditTrail(s.database, s.clock, acting())
+        s.database.write(lambda writing: revoke_session(writing, trail, s.clock, this))
     logout_user()
     session.clear()
 

@@ -44,7 +44,7 @@ def check_csrf_header() -> None:
 def foreign_origin() -> str | None:
     """Return the origin that sent this request if it isn't this console; None if it is, or if no header says.
 
-    Only the token and the SameSite cookie judge a request without any of the three headers.
+    If none of the three headers is there, the token and the SameSite cookie decide.
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
     if site == "same-origin":  # The browser compared them itself: a proxy may hide our host name and scheme from us.

@@ -41,7 +41,8 @@ class Forwarded:
         prefix = environ.get("SCRIPT_NAME", "").rstrip("/")
         environ["SCRIPT_NAME"] = prefix if _PREFIX.fullmatch(prefix) else own["SCRIPT_NAME"] or ""
         # The prefix alone is the start page: the router would redirect, to whatever host the request names. It would
-        # also take `//internal/…` for `/internal/…`, which a proxy in front may keep to itself: so it leads nowhere.
+        # also take `//internal/…` for `/internal/…`, which a proxy in front may keep to itself. No route begins with
+        # `/./`, so the application answers 404, with its own page, headers and log line.
         path = environ.get("PATH_INFO") or "/"
         doubled = path.startswith("//") or _was_doubled(environ, f"{own['SCRIPT_NAME'] or ''}{path}")
         environ["PATH_INFO"] = f"/.{path}" if doubled else path

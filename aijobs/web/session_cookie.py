@@ -15,8 +15,9 @@ def cookie_name(secret_key: str) -> str:
 
 
 class SessionCookie(SecureCookieSessionInterface):
-    """Flask's signed cookie, whose name begins with `__Host-` in production at the root of a host: then the browser
-    takes it from no other host and from no plain HTTP. Below a path prefix it has that path, which `__Host-` forbids.
+    """Flask's signed cookie, whose name begins with `__Host-` in production at the root of a host: then browsers
+    refuse a cookie of that name from another host or over plain HTTP. Below a path prefix it has that path, which
+    `__Host-` forbids.
     """
 
     def get_cookie_name(self, app: Flask) -> str:

@@ -313,6 +313,24 @@ def test_no_figure_of_a_job_lies_under_another_or_beyond_a_small_screen(
         assert not too_wide, card
 
 
+@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+def test_facts_of_a_job_stay_within_their_card(
+    stage: Stage, address: str, new_page: Callable[..., Page], language: str
+) -> None:
+    job_id = stage.failed()
+    page = new_page(locale=language, viewport={"width": 1280, "height": 900})
+    page.goto(f"{address}/console/login?next=/console/jobs/{job_id}")
+    page.locator("#username").fill("operator")
+    page.locator("#password").fill(PASSWORD)
+    page.locator("button.primary").click()
+    page.wait_for_url(f"**/jobs/{job_id}")
+    assert page.locator("#job-facts time").count() == 3
+    too_wide = page.locator("#job-facts dd").evaluate_all(
+        "boxes => boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.innerText)"
+    )
+    assert not too_wide
+
+
 @pytest.mark.long
 def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
     ages = (

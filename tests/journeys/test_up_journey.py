@@ -86,7 +86,9 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
     assert demo.stderr.count("\n") == 1
     console = f"http://127.0.0.1:{up.env['AIJOBS_PORT']}/console/"
     assert re.search(rf"^  {console}jobs/\S+  notes.txt$", demo.stdout, re.MULTILINE)
-    assert up.run("demo-data").stdout.endswith(f"See them in the console: {console}\n")
+    made = up.run("demo-data").stdout
+    assert made.endswith(f"See them in the console: {console}\n")
+    assert "Starting" not in made
 
     consumer = next(p for p in up.descendants() if "aijobs.workers.background" in p.cmdline())
     consumer.kill()

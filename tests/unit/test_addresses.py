@@ -95,6 +95,9 @@ def test_an_address_that_can_not_be_understood_is_refused_with_what_to_write(tmp
         (f"postgres://{WITH}/db?pgbouncer=true&sslmode=require", "pgbouncer"),
         (f"mysql://{WITH}/db?ssl-mode=REQUIRED", "ssl-mode"),
         (f"mysql://{WITH}/db?sslmode=require", "sslmode"),
+        ("sqlite:////tmp/x.db?foo=1&timeout=3", "foo"),
+        ("sqlite:////tmp/x.db?mode=ro", "mode"),
+        ("sqlite:////tmp/x.db?uri=true&mode=ro&foo=1", "foo"),
     ],
 )
 def test_an_option_that_the_driver_does_not_know_is_refused_by_name(given: str, named: str) -> None:
@@ -128,6 +131,8 @@ BROKERS = {
     "valkey://127.0.0.1:6379": "redis://127.0.0.1:6379",
     "valkeys://127.0.0.1": "rediss://127.0.0.1",
     "unix:///run/redis.sock?db=1": "unix:///run/redis.sock?db=1",
+    "redis://127.0.0.1/": "redis://127.0.0.1/",
+    "redis://127.0.0.1/15?socket_keepalive=yes": "redis://127.0.0.1/15?socket_keepalive=yes",
 }
 
 
@@ -153,3 +158,31 @@ def test_a_brokers_address_that_is_none_is_refused_without_its_password(given: s
         broker_address(given)
     assert SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "redis://h/abc",
+        "redis://h/7x",
+        "rediss://h/-1",
+        "redis://h/0/1",
+        "redis://h/١",
+        "unix:///s?db=-1",
+        "redis://h?db=x",
+    ],
+)
+def test_database_of_a_broker_that_is_no_number_is_refused(given: str) -> None:
+    with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL: the database is a number from 0"):
+        broker_address(given)
+
+
+@pytest.mark.parametrize("given", ["redis+cluster://h", "redis-sentinel://h/0", "REDISS+SENTINEL://h"])
+def test_cluster_and_sentinel_are_refused_as_such(given: str) -> None:
+    with pytest.raises(SettingsError, match="Redis Cluster and Sentinel aren't supported"):
+        broker_address(given)
+
+
+def test_option_of_sqlite_is_taken(tmp_path: Path) -> None:
+    build_engine(f"sqlite:///{tmp_path}/x.db?cached_statements=50").dispose()
+    build_engine(f"sqlite:///file:{tmp_path}/x.db?uri=true&mode=rwc").dispose()

@@ -91,7 +91,7 @@ def test_job_timeouts_are_read_by_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["300", "a=", "=3", "a=x", "a=0", "a=0.5", "a=601", "a=1e2", "a=nan", "a=-5", "a=3;b=4"],
+    ["300", "a=", "=3", "a=x", "a=0", "a=0.5", "a=601", "a=1e2", "a=nan", "a=١", "a=-5", "a=3;b=4"],
 )
 def test_a_job_timeout_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     assert "AIJOBS_JOB_TIMEOUTS has" in refused(tmp_path, JOB_TIMEOUTS=text)
@@ -106,6 +106,23 @@ def test_a_setting_that_nobody_knows_is_refused_by_name_without_its_value(tmp_pa
     line = refused(tmp_path, **{name: "hunter2"})
     assert f"AIJOBS_{name} " in line
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("text", ["1_0", "١٢", "nan", "inf", "1e3", "-1", "+1", "0x10", "1,5", "1.2.3", "."])
+@pytest.mark.parametrize(("name", "kind"), [("LEASE_S", "a number"), ("PORT", "a whole number")])
+def test_number_in_any_other_form_than_plain_digits_is_refused(tmp_path: Path, name: str, kind: str, text: str) -> None:
+    assert refused(tmp_path, **{name: text}) == f"AIJOBS_{name} is {text!r}; it is {kind}, 0 or more"
+
+
+def test_fraction_of_a_whole_number_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path, PORT="8000.5") == "AIJOBS_PORT is '8000.5'; it is a whole number, 0 or more"
+
+
+@pytest.mark.parametrize("text", ["1000000000", "9" * 5000])
+def test_number_that_is_too_large_is_refused_in_a_short_line(tmp_path: Path, text: str) -> None:
+    line = refused(tmp_path, DISPATCH_BATCH=text)
+    assert line.endswith("it is below 1000000000")
+    assert len(line) < 100
 
 
 # --- leases --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from flask import Blueprint, Flask, Response, g, request, url_for
+from flask import Blueprint, Flask, Response, current_app, g, request, url_for
 from flask_login import current_user
 
 from aijobs.clock import utc_now
@@ -258,7 +258,7 @@ DOCUMENT = build_document(
     OPERATIONS,
     {
         "operatorToken": {"type": "http", "scheme": "bearer"},
-        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},  # Each installation has its own name.
+        "session": {"type": "apiKey", "in": "cookie", "name": "aijobs_session"},
     },
 )
 
@@ -269,9 +269,16 @@ def init_app(app: Flask) -> None:
     blueprint.before_request(_authenticate)
     add_operations(blueprint, OPERATIONS)
     app.register_blueprint(blueprint)
+    add_document(app, "/admin-api/openapi.json", _document, "admin_openapi")
+
+
+def _document() -> dict[str, Any]:
+    """The document with the cookie's name, which depends on the installation and on the request's prefix."""
     document = deepcopy(DOCUMENT)
-    document["components"]["securitySchemes"]["session"]["name"] = app.session_interface.get_cookie_name(app)
-    add_document(app, "/admin-api/openapi.json", document, "admin_openapi")
+    document["components"]["securitySchemes"]["session"]["name"] = current_app.session_interface.get_cookie_name(
+        current_app
+    )
+    return document
 
 
 def _authenticate() -> None:

@@ -57,11 +57,11 @@ def add_operations(blueprint: Blueprint, operations: Sequence[Operation]) -> Non
         )
 
 
-def add_document(app: Flask, path: str, document: dict[str, Any], endpoint: str) -> None:
+def add_document(app: Flask, path: str, document: Callable[[], dict[str, Any]], endpoint: str) -> None:
     """Serve an OpenAPI document; it holds nothing that is secret, so anybody may read it."""
 
     def show() -> Response:
-        return jsonify(document | {"servers": [{"url": request.root_path or "/"}]})
+        return jsonify(document() | {"servers": [{"url": request.root_path or "/"}]})
 
     app.add_url_rule(path, endpoint=endpoint, view_func=show, methods=["GET"])
 

@@ -160,7 +160,7 @@ def init_app(app: Flask) -> None:
     blueprint.before_request(_authenticate)
     add_operations(blueprint, OPERATIONS)
     app.register_blueprint(blueprint)
-    add_document(app, "/api/openapi.json", DOCUMENT, "user_openapi")
+    add_document(app, "/api/openapi.json", lambda: DOCUMENT, "user_openapi")
 
 
 def _authenticate() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from flask import flash, redirect, url_for
 from flask.typing import ResponseReturnValue
 from flask_babel import gettext, ngettext
-from sqlalchemy import ColumnElement
 
 from aijobs.operators import rights
 from aijobs.operators.audit import AuditTrail
 from aijobs.operators.models import OperatorSession
-from aijobs.operators.sessions import list_sessions, revoke_sessions
+from aijobs.operators.sessions import list_sessions, revoke_session, revoke_sessions
 from aijobs.web.auth import acting, get_operator, require_right, session_rules
 from aijobs.web.console import blueprint
 from aijobs.web.console.agents import agent_words
@@ -27,10 +26,10 @@ MOST = 200
 def sessions() -> ResponseReturnValue:
     """All sessions that the operator may end."""
     operator, rules = get_operator(), session_rules()
-    mine = OperatorSession.operator_id == operator.id
+    mine, good = OperatorSession.operator_id == operator.id, rules.is_good()
     with services().database.read() as session:
-        own = list_sessions(session, rules, mine, limit=MOST)
-        others = list_sessions(session, rules, ~mine, limit=MOST) if operator.may(rights.OPERATORS) else None
+        own = list_sessions(session, rules, mine, good, limit=MOST)
+        others = list_sessions(session, rules, ~mine, good, limit=MOST) if operator.may(rights.OPERATORS) else None
     return render(
         "console/sessions/index.html",
         "console/sessions/_lists.html",
@@ -46,15 +45,18 @@ def sessions() -> ResponseReturnValue:
 
 @blueprint.post("/sessions/<session_id>/revoke")
 @require_right(rights.VIEW)
-def revoke_session(session_id: str) -> ResponseReturnValue:
+def sign_out_session(session_id: str) -> ResponseReturnValue:
     """Sign one session out: an own one, or with the right to it anybody's."""
-    operator = get_operator()
+    operator, s = get_operator(), services()
     if session_id == operator.session_id:
         return leave()
-    which = [OperatorSession.id == session_id]
-    if not operator.may(rights.OPERATORS):
-        which.append(OperatorSession.operator_id == operator.id)
-    _revoke(*which)
+    which = [] if operator.may(rights.OPERATORS) else [OperatorSession.operator_id == operator.id]
+    trail = AuditTrail(s.database, s.clock, acting())
+    revoked = s.database.write(lambda session: revoke_session(session, trail, s.clock, session_id, *which))
+    if revoked is None and which:
+        flash(gettext("There is no such session of yours."), "problem")
+    else:
+        _tell(int(bool(revoked)))
     return redirect(url_for("console.sessions"), 303)
 
 
@@ -62,16 +64,15 @@ def revoke_session(session_id: str) -> ResponseReturnValue:
 @require_right(rights.VIEW)
 def revoke_other_sessions() -> ResponseReturnValue:
     """Sign the operator out everywhere else."""
-    operator = get_operator()
-    _revoke(OperatorSession.operator_id == operator.id, OperatorSession.id != operator.session_id)
+    operator, s = get_operator(), services()
+    trail = AuditTrail(s.database, s.clock, acting())
+    me, others = (operator.id, operator.username), OperatorSession.id != operator.session_id
+    _tell(s.database.write(lambda session: revoke_sessions(session, trail, s.clock, *me, others)))
     return redirect(url_for("console.sessions"), 303)
 
 
-def _revoke(*which: ColumnElement[bool]) -> None:
-    s = services()
-    trail = AuditTrail(s.database, s.clock, acting())
-    count = s.database.write(lambda session: revoke_sessions(session, trail, session_rules(), *which))
+def _tell(count: int) -> None:
     if count:
         flash(ngettext("%(num)s session was signed out.", "%(num)s sessions were signed out.", count), "done")
     else:
-        flash(gettext("It had ended already; nothing was changed."), "done")
+        flash(gettext("Signed out already; nothing was changed."), "done")

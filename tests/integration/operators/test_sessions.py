@@ -52,7 +52,7 @@ class Staff:
 
     def listed(self) -> list[str | None]:
         with self.kit.database.read() as session:
-            return [row.user_agent for row in list_sessions(session, self.rules)]
+            return [row.user_agent for row in list_sessions(session, self.rules, self.rules.is_good())]
 
     def write(self, work: Any, *arguments: Any) -> Any:
         return self.kit.database.write(lambda session: work(session, self.trail, *arguments))
@@ -182,19 +182,30 @@ def test_revocation_by_two_at_once_has_one_audit_row(live_kit: Kit) -> None:
     staff = Staff(live_kit)
     ann = staff.hire("ann")
     keys = [staff.begin(ann) for _ in range(3)]
-    mine = OperatorSession.operator_id == ann.id
-    counts = race(*[lambda: staff.write(revoke_sessions, staff.rules, mine)] * 3)
+    counts = race(*[lambda: staff.write(revoke_sessions, staff.kit.clock, ann.id, "ann")] * 3)
     assert sum(counts) == 3
-    assert staff.audit() == [("operator.revoke_session", "ann")] * 3
+    assert staff.audit() == [("operator.revoke_session", "ann")]
     assert {staff.ended(key) for key in keys} == {Ended.REVOKED}
 
 
-def test_ended_session_is_not_revoked_again(staff: Staff) -> None:
-    ann = staff.hire("ann")
-    staff.begin(ann)
+@pytest.mark.parametrize("every", [True, False])
+def test_session_that_only_the_web_processes_settings_keep_alive_is_listed_and_revoked(
+    staff: Staff, every: bool
+) -> None:
+    key = staff.begin(staff.hire("ann"))
     staff.kit.advance(13 * HOUR)
-    assert staff.write(revoke_sessions, staff.rules, OperatorSession.operator_id == ann.id) == 0
-    assert staff.audit() == []
+    web = OperatorSessions(staff.kit.database, SessionRules(Settings(session_idle_hours=24), staff.kit.clock))
+    found = web.find(key)
+    assert found is not None
+    assert found.ended is None
+    with staff.kit.database.read() as session:
+        assert [(row.id, row.ended) for row in list_sessions(session, staff.rules)] == [(found.id, "idle")]
+    revoke = (operators.revoke_operator_sessions, staff.kit.clock, "ann", None if every else found.id)
+    assert [staff.write(*revoke), staff.write(*revoke)] == [1, 0]
+    found = web.find(key)
+    assert found is not None
+    assert found.ended is Ended.REVOKED
+    assert staff.audit() == [("operator.revoke_session", "ann")]
 
 
 def test_sessions_are_listed_with_the_one_used_last_first(staff: Staff) -> None:

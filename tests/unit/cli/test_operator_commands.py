@@ -6,14 +6,16 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from aijobs.cli.opening import open_services
-from aijobs.operators.models import AuditLog
+from aijobs.clock import utc_now
+from aijobs.operators.models import AuditLog, OperatorSession
 from aijobs.web.factory import create_app
 from aijobs.wiring import Services
 
@@ -132,10 +134,19 @@ def test_list_shows_where_an_operator_is_signed_in_and_never_the_key(aijobs: Aij
         "seenAt": "",
         "remoteAddr": "127.0.0.1",
         "userAgent": "Firefox/140",
+        "ended": None,
     }
     line = aijobs("operator", "list")[1].splitlines()[-1]
     began, seen = session["createdAt"], session["seenAt"]
     assert line == f"  {session['id']}  session from 127.0.0.1  signed in {began}  last used {seen}  Firefox/140"
+
+
+def test_session_that_ended_by_itself_is_listed_as_ended(aijobs: Aijobs, app: Flask, services: Services) -> None:
+    assert _enter(app.test_client(), OLD) == 303
+    with services.database.transaction() as session:
+        session.execute(update(OperatorSession).values(seen_at=utc_now() - timedelta(hours=13)))
+    assert _listed(aijobs)["sessions"][0]["ended"] == "idle"
+    assert "session from 127.0.0.1  ended (idle)  signed in" in aijobs("operator", "list")[1]
 
 
 def test_revoked_session_is_signed_out_and_the_others_and_the_tokens_are_not(
@@ -153,7 +164,7 @@ def test_revoked_session_is_signed_out_and_the_others_and_the_tokens_are_not(
     assert [client.get("/console/jobs").status_code for client in clients] == [303, 303, 303]
     assert app.test_client().get(JOBS, headers=headers).status_code == 200
     assert _listed(aijobs)["sessions"] == []
-    assert [action for action, _, _ in _audit(services)][-3:] == ["operator.revoke_session"] * 3
+    assert [action for action, _, _ in _audit(services)][-2:] == ["operator.revoke_session"] * 2
 
 
 def test_every_change_of_an_operator_is_in_the_audit_log(
