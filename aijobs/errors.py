@@ -338,7 +338,7 @@ class NotYourTurn(JobLockConflict):
         self.instead = instead
 
 
-class RunsAlone(JobLockConflict):
+class RunsAlone(LifecycleError):
     """The job is a suspect, and the asker's process is shared: it has to be run in a process of its own."""
 
 

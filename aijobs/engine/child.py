@@ -1,4 +1,4 @@
-"""A worker process's end of the child in which suspects run: how it is started, given a job, and killed."""
+"""Parent side of the suspects' child process: start it, send it jobs, kill it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Suspects:
         return job_id in self._waiting
 
     def add(self, message: JobMessage) -> None:
-        """Keep a message until its job's turn comes; in memory only, as the re-drive finds what is lost."""
+        """Queue the message in memory. If it is lost, the re-drive sends it again."""
         if len(self._waiting) < MOST_WAITING:
             self._waiting[message.job_id] = message
 
@@ -64,7 +64,7 @@ class Suspects:
     def turn(self) -> Iterator[JobMessage | None]:
         """Hold the place and give the message that waited longest.
 
-        None where another slot has the place, nothing waits, or the child isn't ready; nobody waits for it to be.
+        Yield None if another slot runs a suspect, none waits, or the child is still starting. Never blocks.
         """
         if not self._place.acquire(blocking=False):
             yield None
