@@ -5,6 +5,7 @@ So a job that ends its process takes no other with it, and its death is known to
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +37,8 @@ START_PAUSE_S = 10.0
 """Between two starts after one that failed."""
 AGAIN_S = 1.0
 """Between two tries to write an end while the database is away."""
+ORPHAN_S = 30
+"""How long after an attempt's deadline its child ends by itself, if nobody has killed it."""
 
 
 class Suspects:
@@ -123,16 +126,20 @@ class Suspects:
                 self._end_as_told(run, answer)
             else:
                 self._end_for_child(run, give_back)
+        except Exception as error:  # The lease runs out, and the reaper takes the job.
+            self._trouble.failed(error)
         finally:
             run.returned.set()
             run.end("lost")
 
     def _ask(self, run: Run) -> Answer | None:
         claim = run.claim
+        seconds = run.token.remaining()
         order = {
             "claim": [claim.job_id, claim.token, claim.attempt_no],
             "event": run.outbox_id,
-            "seconds": run.token.remaining(),
+            "seconds": seconds,
+            "alarm": math.ceil(seconds) + ORPHAN_S,
         }
         try:
             if self._child is None:
@@ -148,6 +155,8 @@ class Suspects:
             self._bus.publish(DomainEvent(*event))
         with run.ending:
             run.end(answer["outcome"])
+        if run.outcome == "lost":
+            self._tell_end(run)
 
     def _end_for_child(self, run: Run, give_back: Callable[[Run], None]) -> None:
         """Write the end of an attempt whose child is gone; while the database is away, again and again."""

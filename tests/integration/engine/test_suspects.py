@@ -181,6 +181,44 @@ def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     assert worker.events(job.id) == ["ai.job.cancelled"]
 
 
+def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aijobs.engine.suspects.ORPHAN_S", -4, raising=False)  # Before its parent would kill it.
+    assert worker.run(worker.new_suspect({"way": "stuck"})).lost_count == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"token": "another", "outcome": "succeeded", "events": []}',
+        '{"outcome": "succeeded"}',
+        '["succeeded"]',
+        "[" * 100_000,
+    ],
+    ids=["of another attempt", "of no attempt", "of another shape", "no JSON"],
+)
+def test_a_child_that_gives_no_answer_of_its_attempt_is_killed_and_charged(worker: Worker, answer: str) -> None:
+    assert worker.run(worker.new_suspect({"way": "answers", "answer": answer})).lost_count == 1
+    assert not worker.children()
+    assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
+
+
+def test_a_fork_that_returns_from_a_suspects_code_serves_no_further(worker: Worker) -> None:
+    job_id = worker.new_suspect({"way": "both return"})
+    assert worker.run(job_id).lifecycle_status == "succeeded"
+    assert worker.events(job_id) == ["ai.job.completed"]
+    (child,) = worker.children()
+
+    def gone() -> bool:
+        return all(fork.status() == psutil.STATUS_ZOMBIE for fork in child.children())
+
+    poll(gone, what="the fork has ended")
+    assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
+
+
+def test_a_suspects_standard_input_is_empty(worker: Worker) -> None:
+    assert worker.run(worker.new_suspect({"way": "cat"})).lifecycle_status == "succeeded"
+
+
 def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:
     job_id = worker.new_suspect()
     for _ in range(3):
