@@ -51,6 +51,8 @@ class Child:
         self._runs: str | None = None
         """The token of the attempt that it has in hand."""
         self._ready = self._killed = self._reaped = False
+        self.is_fresh = True
+        """Whether it has run no attempt yet."""
         renew_in_child(self, Child._forget)
         with theirs, os.fdopen(lifeline, "rb", buffering=0):
             ends = (theirs.fileno(), lifeline)
@@ -91,7 +93,7 @@ class Child:
         with self._guard:
             if self._killed or self._runs is not None:
                 raise ChildUnused
-            self._runs = token
+            self._runs, self.is_fresh = token, False
         on_cancel(lambda: self._kill_over(token))
         answer = None
         try:

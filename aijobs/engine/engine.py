@@ -100,7 +100,7 @@ class ExecutionEngine:
             if message is None:
                 return False
             if self._run_job(message) == PUT_BACK:
-                self._suspects.add(message)
+                self._suspects.add(message, fresh=True)
                 return False
             return True
 
@@ -110,7 +110,7 @@ class ExecutionEngine:
             run = self._prepare.take(message, suspects=suspects is None)
         except Exception as error:
             if suspects is not None and isinstance(error, RunsAlone):
-                suspects.add(message)
+                suspects.add(message, fresh=error.losses > 1)
                 return SET_APART
             self._trouble.failed(error)
             # While the database is away the queue is left as it is. What one job alone can't be read for is dropped

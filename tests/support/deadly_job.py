@@ -38,9 +38,11 @@ class Call(BaseModel):
     """A file: the attempt goes on once it is there."""
     way: str = ""
     """`exit`, `segv`, `memory` or `leaves a fork`: how the process ends. `stuck`: the code never returns, and lets no
-    other thread run. Ways that succeed: `later` ends the process when its file `wait_for` is gone again, `forks` leaves
-    a process that ends so, `both return` forks and returns twice, `cat` reads the standard input. `answers` writes
-    `answer` to who waits for its own.
+    other thread run.
+
+    Ways that succeed: `later` ends the process when the file `wait_for` is removed, `forks` leaves a process that ends
+    so, `both return` forks and returns twice, `cat` reads the standard input. Ways that last: `removes` removes that
+    file, `answers` writes `answer` to the process that waits for the attempt's own.
     """
     answer: str = ""
     projector_way: str = ""
@@ -106,6 +108,9 @@ def leave(call: Mapping[str, Any]) -> None:
         wait_and_exit(path)
     if way == "both return":
         os.fork()
+    if way == "removes":
+        path.unlink()
+        time.sleep(30)
     if way == "cat":
         subprocess.run(["cat"], check=True)
     if way == "answers":

@@ -146,6 +146,26 @@ def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> 
     assert worker.run(innocent).lifecycle_status == "succeeded"
 
 
+def test_a_suspect_is_not_charged_for_what_the_one_before_it_left_in_the_child(worker: Worker, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    alive.touch()
+    before = worker.new_suspect({"way": "later", "wait_for": str(alive)})
+    innocent = worker.new_suspect({"way": "removes", "wait_for": str(alive)}, {})
+    assert worker.run(before).lifecycle_status == "succeeded"
+
+    job = worker.run(innocent)
+
+    assert (job.locked_by, job.lost_count, job.uncharged_losses) == (None, 0, 2)
+    assert worker.history(innocent)[-1] == ("lease_lost", None)
+
+
+def test_a_suspect_whose_child_died_runs_next_in_a_child_that_ran_no_other(worker: Worker) -> None:
+    before, innocent = worker.new_suspect(), worker.new_suspect(uncharged_losses=2)
+    assert worker.run(before).lifecycle_status == "succeeded"
+    assert worker.run(innocent).lifecycle_status == "succeeded"
+    assert worker.ran_in(before) != worker.ran_in(innocent)
+
+
 def test_a_child_that_dies_and_leaves_a_fork_behind_is_charged(worker: Worker) -> None:
     assert worker.run(worker.new_suspect({"way": "leaves a fork"})).lost_count == 1
 
