@@ -16,6 +16,7 @@ from sqlalchemy import select, update
 from aijobs.engine.engine import SET_APART, ExecutionEngine
 from aijobs.events import DomainEvent
 from aijobs.ids import InstanceId
+from aijobs.jobs.claim import JobErrorInfo, claim_of
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import END_EVENTS
@@ -177,6 +178,17 @@ def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worke
 
     assert (job.lifecycle_status, job.error_code, job.lost_count) == ("failed", "INTERNAL_WORKER_LOST", 2)
     assert worker.events(poison) == ["ai.job.failed"]
+
+
+def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_start(worker: Worker) -> None:
+    lifecycle, parent = worker.services.lifecycle, worker.new_suspect()
+    claim = claim_of(lifecycle.lock_job(parent, "another-worker").job)
+    lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone"))
+
+    retry = worker.services.jobs.retry(parent, "operator:ann").job.id
+
+    assert worker.run(retry).lifecycle_status == "succeeded"
+    assert worker.ran_in(retry) != os.getpid()
 
 
 def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
