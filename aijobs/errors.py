@@ -338,8 +338,12 @@ class NotYourTurn(JobLockConflict):
         self.instead = instead
 
 
-class RunsAlone(JobLockConflict):
+class RunsAlone(LifecycleError):
     """The job is a suspect, and the asker's process is shared: it has to be run in a process of its own."""
+
+    def __init__(self, job_id: str, losses: int) -> None:
+        super().__init__(job_id, "a worker was lost over it, and it runs in a process of its own")
+        self.losses = losses
 
 
 class LockLost(LifecycleError):

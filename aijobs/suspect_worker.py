@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 
-def main(end: int) -> NoReturn:
-    """Take attempts over the connection `end`, until this process or its parent ends."""
-    _end_with_parent()
+def main(end: int, lifeline: int) -> NoReturn:
+    """Take attempts over the connection `end`, until this process or its parent ends, which closes the `lifeline`."""
+    _end_with_parent(lifeline)
     os.set_inheritable(end, False)
     # A worker process that is to stop lets its attempts end first. Not ignored: what an attempt starts would inherit
     # that.
@@ -32,25 +32,34 @@ def main(end: int) -> NoReturn:
     from aijobs.wiring import build_suspect_runner
 
     run = build_suspect_runner()
+    own_pid = os.getpid()
     _say(connection, {"ready": True})
     while True:
         order = json.loads(_hear(connection))
-        _say(connection, {"begun": True})
-        _say(connection, run(order))
+        token = order["claim"][1]
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(order["alarm"])  # In case that nobody is left who would stop the attempt.
+        _say(connection, {"token": token, "begun": True})
+        answer = run(order)
+        if os.getpid() != own_pid:  # The job's code forked, and its copy of this loop came back too.
+            os._exit(0)
+        signal.alarm(0)
+        _say(connection, {"token": token, **answer})
 
 
-def _end_with_parent() -> None:
-    """End this process, and what its jobs start, when its standard input is closed, which only the parent's end does.
+def _end_with_parent(lifeline: int) -> None:
+    """End this process, and what its jobs start, when the lifeline is closed, which only the parent's end does.
 
     The kernel signals its group (SIGIO, which nobody handles), for code that lets no thread of Python run.
     """
-    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
+    os.set_inheritable(lifeline, False)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    threading.Thread(target=_wait_for_parent, args=(lifeline,), name="parent", daemon=True).start()
 
 
-def _wait_for_parent() -> None:
-    while os.read(0, 1):
+def _wait_for_parent(lifeline: int) -> None:
+    while os.read(lifeline, 1):
         continue
     os._exit(0)
 

@@ -9,11 +9,12 @@ from aijobs.cli.acting import shell_actor
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.cli.terminal import Terminal
 from aijobs.clock import iso
+from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.errors import describe
 from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.operators.actions import Operating
 from aijobs.outbox.models import PUBLISHED
-from aijobs.web.explanations import WAITS, explain_losses
+from aijobs.web.explanations import WAITS, count_losses, explain_losses
 from aijobs.web.money import format_money
 from aijobs.web.shapes import explained
 
@@ -41,13 +42,13 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
     row = detail.job
     terminal.say(terminal.style(f"{row.job_type} {row.id}", bold=True))
     phase = "" if row.phase == row.lifecycle_status else f" ({row.phase})"
-    lost = f"lost {row.lost_count}" + (f" + {row.uncharged_losses} not counted" if row.uncharged_losses else "")
     facts = [
         ("state", f"{row.lifecycle_status}{phase}, {row.progress} %"),
         ("user", row.user_id),
         ("target", f"{row.target_type} {row.target_id}"),
         ("queue", f"{row.queue_name}, priority {row.priority}"),
-        ("attempt", f"{row.attempt_no} (errors {row.retry_count} of {row.max_retry_count}, {lost})"),
+        ("attempt", f"{row.attempt_no} (errors {row.retry_count} of {row.max_retry_count})"),
+        ("lost", _losses(detail)),
         ("held by", row.locked_by),
         ("next attempt", iso(row.next_attempt_at) if row.next_attempt_at else None),
         ("because", str(WAITS[wait.reason].what) if wait else None),
@@ -72,6 +73,16 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
         trouble = f", {event.last_error}" if event.last_error else ""
         terminal.say(f"  {event.event_type:<17} {event.status}{at}{again}{trouble}  {event.id}")
     _print_calls(terminal, detail)
+
+
+def _losses(detail: JobDetail) -> str:
+    """`own process 1 of 2; shared process 1 (5 in all fail it)`, empty if none was lost."""
+    losses = count_losses(detail)
+    own = f"own process {losses.own} of {losses.most_own}" if losses.own else ""
+    shared = f"shared process {losses.shared}" if losses.shared else ""
+    inherited = f"retried job {losses.inherited}" if losses.inherited else ""
+    said = "; ".join(part for part in (own, shared, inherited) if part)
+    return f"{said} ({MOST_LOSSES} in all fail it)" if said else ""
 
 
 def _print_calls(terminal: Terminal, detail: JobDetail) -> None:
@@ -127,7 +138,7 @@ def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> No
         since = max(0.0, (entry.at - history[0].at).total_seconds())  # The database's clock may have gone back.
         uncharged = entry.type == "lease_lost" and entry.error_code is None
         notes = [
-            entry.error_code or ("not counted" if uncharged else ""),
+            entry.error_code or ("not charged" if uncharged else ""),
             f"{entry.duration_ms} ms" if entry.duration_ms is not None else "",
         ]
         said = "  ".join(note for note in (*notes, entry.actor) if note)

@@ -1,4 +1,4 @@
-"""A worker process's end of the child in which suspects run: how it is started, given a job, and killed."""
+"""Parent side of the suspects' child process: start it, send it jobs, kill it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
+from aijobs.forks import new_lock, renew_in_child
+
 MODULE = "aijobs.suspect_worker"
-"""What the child runs: the function `main` of this module, with the number of its end of the connection."""
-_START = "import importlib, sys; module, end, *sys.path = sys.argv[1:]; importlib.import_module(module).main(int(end))"
+"""What the child runs: the function `main` of this module, with the numbers of its ends of connection and lifeline."""
+_START = (
+    "import importlib, sys; module, end, lifeline, *sys.path = sys.argv[1:]; "
+    "importlib.import_module(module).main(int(end), int(lifeline))"
+)
 """With the parent's own path, wherever its modules were found."""
 
 LOOK_S = 1.0
 """Between two looks whether a child that says nothing still lives."""
 
+MOST_BYTES = 1_000_000
+"""Of one message from the child."""
+
 Answer = dict[str, Any]
-"""How the attempt went: `outcome`, and the `events` that were published in the child."""
+"""How the attempt went: `outcome`, and the `events` that were published in the child. As sent, with the `token`."""
 
 
 class ChildUnused(Exception):
@@ -32,24 +39,35 @@ class ChildUnused(Exception):
 class Child:
     """A fresh interpreter that runs one attempt after another. Never forked: this process has threads and connections.
 
-    It ends when this process does, however that ends: its standard input is then closed.
+    It ends when this process does, however that ends: the lifeline, a pipe, is then closed.
     """
 
     def __init__(self) -> None:
         """Start it; it needs a second or two until it `is_ready`. `OSError` where no process is to be had."""
         self._connection, theirs = Pipe()
-        self._guard = threading.Lock()
+        lifeline, ours = os.pipe()
+        self._lifeline = os.fdopen(ours, "wb", buffering=0)
+        self._guard = new_lock()
         self._runs: str | None = None
         """The token of the attempt that it has in hand."""
         self._ready = self._killed = self._reaped = False
-        with theirs:
-            end = theirs.fileno()
+        self.is_fresh = True
+        """Whether it has run no attempt yet."""
+        renew_in_child(self, Child._forget)
+        with theirs, os.fdopen(lifeline, "rb", buffering=0):
+            ends = (theirs.fileno(), lifeline)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, MODULE, str(end), *sys.path],
-                stdin=subprocess.PIPE,
-                pass_fds=(end,),
+                [sys.executable, "-c", _START, MODULE, *map(str, ends), *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=ends,
                 start_new_session=True,
             )
+
+    def _forget(self) -> None:
+        """Close this process's ends in a fork of it, which would keep the child alive, and never kill from there."""
+        self._killed = self._reaped = True
+        self._lifeline.close()
+        self._connection.close()
 
     @property
     def pid(self) -> int:
@@ -64,25 +82,26 @@ class Child:
     def is_ready(self) -> bool:
         """Whether it has loaded everything and takes a job."""
         if not self._ready and not self._killed and self._connection.poll():
-            self._ready = self._receive() is not None
+            self._ready = self._receive() == {"ready": True}
         return self._ready
 
     def run(self, token: str, order: Any, on_cancel: Callable[[Callable[[], object]], None]) -> Answer | None:
-        """Give it an attempt and wait for its answer; None where it died over it. `ChildUnused`.
+        """Give it an attempt and wait for its answer; None if it died over it, or gave no proper one. `ChildUnused`.
 
         `on_cancel` takes what is to be called when the attempt must stop: that kills the child.
         """
         with self._guard:
             if self._killed or self._runs is not None:
                 raise ChildUnused
-            self._runs = token
+            self._runs, self.is_fresh = token, False
         on_cancel(lambda: self._kill_over(token))
         answer = None
         try:
             self._send(order)
-            if self._receive() is None:
+            if self._receive() != {"token": token, "begun": True}:
                 raise ChildUnused
-            answer = self._receive()
+            said = self._receive()
+            answer = said if _is_answer(said, token) else None
         finally:
             with self._guard:
                 self._runs = None
@@ -96,7 +115,8 @@ class Child:
             first, self._killed, self._reaped = not self._reaped, True, True
         if first:  # Afterwards another process may have its number.
             self._kill_group()
-            self._process.communicate()
+            self._process.wait()
+            self._lifeline.close()
 
     def _kill_over(self, token: str) -> None:
         """Kill it where it still has this attempt in hand, and no other that came after it."""
@@ -115,13 +135,28 @@ class Child:
         except OSError as error:
             raise ChildUnused from error
 
-    def _receive(self) -> Answer | None:
+    def _receive(self) -> Any:
+        """Return its next message; None if it is dead, or what came is no message."""
         try:
             # What the job's code has forked may keep the connection open after the child's death.
             while not self._connection.poll(LOOK_S):
                 if self._process.poll() is not None and not self._connection.poll():
                     return None
-            received: Answer = json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError, ValueError):  # Whatever the job's code wrote into it instead is no answer.
+            return json.loads(self._connection.recv_bytes(MOST_BYTES))
+        except (EOFError, OSError, ValueError, RecursionError):  # The job's code may have written anything into it.
             return None
-        return received
+
+
+def _is_answer(message: Any, token: str) -> bool:
+    """Whether it is the answer about this attempt."""
+    match message:
+        case {"token": of, "outcome": str(), "events": [*events]} if of == token:
+            return all(_is_event(event) for event in events)
+    return False
+
+
+def _is_event(event: Any) -> bool:
+    match event:
+        case [str(), str(), dict()]:
+            return True
+    return False

@@ -85,15 +85,9 @@ class ExecutionEngine:
         """
         if self._draining:
             return PUT_BACK
-        if self._suspects is None:
-            return self._run_job(message)
-        if self._suspects.waits(message.job_id):
+        if self._suspects is not None and self._suspects.waits(message.job_id):
             return SET_APART
-        try:
-            return self._run_job(message, suspects=False)
-        except RunsAlone:
-            self._suspects.add(message)
-            return SET_APART
+        return self._run_job(message, self._suspects)
 
     def run_suspect(self) -> bool:
         """Run the suspect that has waited longest alone in a process of its own; return whether one was run.
@@ -106,16 +100,18 @@ class ExecutionEngine:
             if message is None:
                 return False
             if self._run_job(message) == PUT_BACK:
-                self._suspects.add(message)
+                self._suspects.add(message, fresh=True)
                 return False
             return True
 
-    def _run_job(self, message: JobMessage, *, suspects: bool = True) -> str:
+    def _run_job(self, message: JobMessage, suspects: Suspects | None = None) -> str:
+        """Run the message's job; with `suspects`, queue it there instead if it is a suspect."""
         try:
-            run = self._prepare.take(message, suspects=suspects)
-        except RunsAlone:
-            raise
+            run = self._prepare.take(message, suspects=suspects is None)
         except Exception as error:
+            if suspects is not None and isinstance(error, RunsAlone):
+                suspects.add(message, fresh=error.losses > 1)
+                return SET_APART
             self._trouble.failed(error)
             # While the database is away the queue is left as it is. What one job alone can't be read for is dropped
             # instead, as it would hold up all others; the re-drive sends it again.

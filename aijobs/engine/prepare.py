@@ -69,8 +69,6 @@ class Prepare:
         self._make_ready(definition, PLATFORM_KEY)  # Before the lock: nobody renews the lease until the run is there.
         try:
             locked = self._lock(message, suspects)
-        except RunsAlone:
-            raise
         except JobLockConflict as refused:
             reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
@@ -107,7 +105,7 @@ class Prepare:
                 if turn == TURNS:
                     raise
                 wanted = refused.instead
-            except JobLockConflict:
+            except (JobLockConflict, RunsAlone):
                 if wanted == message.job_id or turn == TURNS:
                     raise
                 wanted = message.job_id  # Another worker was faster at the other job; it may be our turn by now.

@@ -5,6 +5,7 @@ So a job that ends its process takes no other with it, and its death is known to
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +37,8 @@ START_PAUSE_S = 10.0
 """Between two starts after one that failed."""
 AGAIN_S = 1.0
 """Between two tries to write an end while the database is away."""
+ORPHAN_S = 30
+"""How long after an attempt's deadline its child ends by itself, if nobody has killed it."""
 
 
 class Suspects:
@@ -43,7 +46,7 @@ class Suspects:
 
     def __init__(self, lifecycle: LifecycleRepository, attempts: Attempts, bus: EventBus) -> None:
         self._lifecycle, self._attempts, self._bus = lifecycle, attempts, bus
-        self._waiting: OrderedDict[str, JobMessage] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[JobMessage, bool]] = OrderedDict()
         self._place = threading.Lock()
         self._child: Child | None = None
         self._started_at, self._start_after = 0.0, 0.0
@@ -55,28 +58,39 @@ class Suspects:
         """Whether the job's message waits here already."""
         return job_id in self._waiting
 
-    def add(self, message: JobMessage) -> None:
-        """Keep a message until its job's turn comes; in memory only, as the re-drive finds what is lost."""
+    def add(self, message: JobMessage, *, fresh: bool) -> None:
+        """Queue the message in memory. If it is lost, the re-drive sends it again.
+
+        `fresh` asks for a child that has run no job: the suspect's last one may have died of what another job left.
+        """
         if len(self._waiting) < MOST_WAITING:
-            self._waiting[message.job_id] = message
+            self._waiting[message.job_id] = message, fresh
 
     @contextmanager
     def turn(self) -> Iterator[JobMessage | None]:
         """Hold the place and give the message that waited longest.
 
-        None where another slot has the place, nothing waits, or the child isn't ready; nobody waits for it to be.
+        Yield None if another slot runs a suspect, none waits, or the child is still starting. Never blocks.
         """
         if not self._place.acquire(blocking=False):
             yield None
             return
         try:
-            yield self._waiting.popitem(last=False)[1] if self._waiting and self._find_ready() else None
+            yield self._pop()
         finally:
             self._place.release()
 
-    def _find_ready(self) -> bool:
-        """Whether a child is ready; one is started where there is none."""
+    def _pop(self) -> JobMessage | None:
+        waiting = list(self._waiting.values())  # At once, as other threads add.
+        if not waiting or not self._find_ready(fresh=waiting[0][1]):
+            return None
+        return self._waiting.popitem(last=False)[1][0]
+
+    def _find_ready(self, *, fresh: bool) -> bool:
+        """Whether a child is ready, a `fresh` one if need be; start one if there is none."""
         child, now = self._child, time.monotonic()
+        if child is not None and fresh and not child.is_fresh:
+            child.kill()
         if child is None:
             if now >= self._start_after:
                 self._start(now)
@@ -117,22 +131,27 @@ class Suspects:
 
         Doesn't raise, and leaves `run` ended.
         """
+        fresh = self._child is not None and self._child.is_fresh
         try:
             answer = self._ask(run)
             if answer is not None:
                 self._end_as_told(run, answer)
             else:
-                self._end_for_child(run, give_back)
+                self._end_for_child(run, give_back, fresh)
+        except Exception as error:  # The lease runs out, and the reaper takes the job.
+            self._trouble.failed(error)
         finally:
             run.returned.set()
             run.end("lost")
 
     def _ask(self, run: Run) -> Answer | None:
         claim = run.claim
+        seconds = run.token.remaining()
         order = {
             "claim": [claim.job_id, claim.token, claim.attempt_no],
             "event": run.outbox_id,
-            "seconds": run.token.remaining(),
+            "seconds": seconds,
+            "alarm": math.ceil(seconds) + ORPHAN_S,
         }
         try:
             if self._child is None:
@@ -148,14 +167,16 @@ class Suspects:
             self._bus.publish(DomainEvent(*event))
         with run.ending:
             run.end(answer["outcome"])
+        if run.outcome == "lost":
+            self._tell_end(run)
 
-    def _end_for_child(self, run: Run, give_back: Callable[[Run], None]) -> None:
+    def _end_for_child(self, run: Run, give_back: Callable[[Run], None], fresh: bool) -> None:
         """Write the end of an attempt whose child is gone; while the database is away, again and again."""
         while not run.ended.is_set():
             try:
                 with run.ending:
                     if not run.ended.is_set():
-                        self._write_end(run, give_back)
+                        self._write_end(run, give_back, fresh)
             except Exception as error:
                 self._trouble.failed(error)
                 run.ended.wait(AGAIN_S)
@@ -164,22 +185,23 @@ class Suspects:
         if run.outcome == "lost":
             self._tell_end(run)
 
-    def _write_end(self, run: Run, give_back: Callable[[Run], None]) -> None:
+    def _write_end(self, run: Run, give_back: Callable[[Run], None], fresh: bool) -> None:
         reason = run.token.reason
         with suppress(LifecycleError):  # The child wrote the end just before, or another worker has the job.
             if reason is None:
-                self._charge(run)
+                self._lose(run, fresh)
             elif reason == RELEASED:
                 give_back(run)
             elif reason in (CANCELLED, TIMEOUT):
                 self._attempts.end(run, reason, TRIES)
         run.end("lost")
 
-    def _charge(self, run: Run) -> None:
-        """The child died of itself: nothing else ran in it."""
-        job = self._lifecycle.charge(run.claim)
+    def _lose(self, run: Run, fresh: bool) -> None:
+        """The child died of itself. Charge the job if the child was `fresh`: an earlier job may have left a thread."""
+        job = self._lifecycle.charge(run.claim) if fresh else self._lifecycle.lose_uncharged(run.claim)
         losses = {"lostCount": job.lost_count, "unchargedLosses": job.uncharged_losses}
-        logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **run.fields(job, WORKER_LOST))
+        fields = run.fields(job, WORKER_LOST if fresh else None)
+        logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **fields)
         if job.lifecycle_status in FINAL:
             complete(run, job, job.error_code)
 

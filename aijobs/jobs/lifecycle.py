@@ -105,8 +105,8 @@ class LifecycleRepository:
     """Creates, locks and ends jobs.
 
     `create_job` joins its caller's transaction. `lock_job`, `extend_lock`, `release`, `release_for_retry`,
-    `report_progress`, `request_cancel`, `expire` and `charge` commit at once. The `mark_` methods, `save_output` and
-    `give_up` join the session they are given; without one they commit their own.
+    `report_progress`, `request_cancel`, `expire`, `charge` and `lose_uncharged` commit at once. The `mark_` methods,
+    `save_output` and `give_up` join the session they are given; without one they commit their own.
 
     A method whose UPDATE finds no row reads the job and raises `LockLost` (another attempt or holder),
     `JobLockConflict` or `IllegalTransition` (wrong state), `CancelRequested` or `JobGone`; nothing is written.
@@ -163,7 +163,7 @@ class LifecycleRepository:
                 raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
             job, held, content, *event = find(session).one()
             if job.is_suspect and not suspects:
-                raise RunsAlone(job_id, "it lost a worker, and runs in a process of its own")
+                raise RunsAlone(job_id, job.losses)
             self._fair_share.check(session, job, held, job_types)
             settled = self._outbox.settle_enqueue(session, job, job.attempt_no, job.locked_at, SeenEvent(*event))
             record(session, self._clock, job, "locked", instance=instance_id)
@@ -399,6 +399,11 @@ class LifecycleRepository:
         """Give up the lease of a job whose own process died, charged: nothing else ran in it."""
         note = Note("lease_lost", WORKER, WORKER_LOST)
         return self._database.write(lambda s: self._lose(s, claim, note, _CHARGED, False), settle=freed(claim))
+
+    def lose_uncharged(self, claim: Claim) -> AiJob:
+        """Give up the lease of a job whose own process died, uncharged: another job ran in it before."""
+        note = Note("lease_lost", WORKER)
+        return self._database.write(lambda s: self._lose(s, claim, note, _UNCHARGED, False), settle=freed(claim))
 
     def _lose(self, session: Session, claim: Claim, note: Note, count: Mapping[str, Any], at_once: bool) -> AiJob:
         """Free a lease that was lost and count it: the next attempt is asked for, or the job fails."""

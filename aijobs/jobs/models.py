@@ -61,7 +61,8 @@ class AiJob(Base):
     lost_count: Mapped[int] = mapped_column(Integer, default=0)
     """Charged losses: its own process died, in which nothing else ran."""
     uncharged_losses: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """Losses in a process that other jobs shared, so that nobody knows which of them ended it."""
+    """Losses in a process that other jobs shared, so that nobody knows which of them ended it. The retry of a job that
+    may end processes begins with one."""
     max_retry_count: Mapped[int] = mapped_column(Integer)
     attempt_no: Mapped[int] = mapped_column(Integer, default=0)
     """The fencing token: up with every lock."""

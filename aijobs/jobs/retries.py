@@ -19,6 +19,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
+from aijobs.jobs.lifecycle import WORKER_LOST
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import UnavailableFor, validated_input
 from aijobs.jobs.snapshots import read_snapshot, redacted_content
@@ -129,6 +130,7 @@ def _child(job: AiJob, definition: JobDefinition, child_id: str) -> AiJob:
         credential_mode=job.credential_mode,
         credential_id=job.credential_id,
         trigger_type="admin",
+        uncharged_losses=1 if _is_suspected(job) else 0,
         **of_today(definition),
     )
     same_versions = all(
@@ -138,6 +140,11 @@ def _child(job: AiJob, definition: JobDefinition, child_id: str) -> AiJob:
     if job.output_hash is not None and same_versions:
         child.validated_output, child.output_hash = job.validated_output, job.output_hash
     return child
+
+
+def _is_suspected(job: AiJob) -> bool:
+    """Whether the job's retry may end a worker's process: an attempt that ended with another error has cleared it."""
+    return job.is_suspect and (job.lifecycle_status == CANCELLED or job.error_code == WORKER_LOST)
 
 
 def _input_again(session: Session, job: AiJob, definition: JobDefinition) -> Redacted:

@@ -71,7 +71,7 @@ def configure_logs(settings: Settings) -> None:
 
 class JobWorker(Worker):
     """A worker thread. While broker or database is away it tries again every two seconds at most, without a
-    line each time. A suspect comes before messages where other threads take those, else only when there are none."""
+    line each time. With two threads or more, run a waiting suspect first; with one, only if the queue is empty."""
 
     def loop(self, now: Any = None) -> None:
         if self.huey.workers > 1 and self.huey.run_suspect():

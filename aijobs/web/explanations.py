@@ -113,18 +113,50 @@ _RUNS_ALONE = _l(
 )
 
 
+_BEGAN_ALONE = _l(
+    "A worker was lost over an earlier job of this chain. So this job runs alone from the start, and begins with one "
+    "loss."
+)
+
+
+class Losses(NamedTuple):
+    """A job's losses by their kind."""
+
+    own: int
+    most_own: int
+    """At so many of its own it fails."""
+    shared: int
+    inherited: int
+    """Of the job that it retries, before its own history began."""
+
+
+def count_losses(detail: JobDetail) -> Losses:
+    """Count the job's losses by their kind."""
+    job = detail.job
+    lost = sum(entry.type == "lease_lost" for entry in detail.history)
+    inherited = max(0, job.lost_count + job.uncharged_losses - lost) if job.parent_job_id else 0
+    most_own = QUEUES[job.queue_name].attempts + (1 if detail.output_hash else 0)
+    return Losses(job.lost_count, most_own, job.uncharged_losses - inherited, inherited)
+
+
 def explain_losses(detail: JobDetail) -> list[str]:
     """What became of the job's workers, a sentence each; empty where none was lost."""
-    job, told = detail.job, list[str]()
-    if job.uncharged_losses and not job.final:
+    losses, told = count_losses(detail), list[str]()
+    if losses.inherited:
+        told.append(str(_BEGAN_ALONE))
+    elif losses.shared and not detail.job.final:
         told.append(str(_RUNS_ALONE))
-    if job.lost_count:
-        most = QUEUES[job.queue_name].attempts + (1 if detail.output_hash else 0)
-        told.append(str(_l("Its own process died %(n)s of %(m)s times.", n=job.lost_count, m=most)))
-    if job.uncharged_losses:
-        losses = {"n": job.uncharged_losses, "most": MOST_LOSSES}
+    if losses.own:
+        told.append(str(_l("Its own process died %(n)s of %(m)s times.", n=losses.own, m=losses.most_own)))
+    if losses.shared:
+        counts = {"n": losses.shared, "most": MOST_LOSSES}
         told.append(
-            str(_l("Workers lost together with other jobs: %(n)s. At %(most)s losses of any kind it fails.", **losses))
+            str(
+                _l(
+                    "Lost processes in which other jobs ran too: %(n)s. At %(most)s losses of any kind it fails.",
+                    **counts,
+                )
+            )
         )
     return told
 

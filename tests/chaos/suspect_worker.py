@@ -10,10 +10,10 @@ from aijobs import suspect_worker
 from tests.chaos.crashes import CrashPoints
 
 
-def main(end: int) -> NoReturn:
-    """Be the child whose end of the connection this is."""
+def main(end: int, lifeline: int) -> NoReturn:
+    """Be the child whose ends of connection and lifeline these are."""
     from tests.chaos.consumer import install_books
 
     folder = Path(os.environ["CHAOS_FOLDER"])
     install_books(CrashPoints(folder / "none", "suspect"), folder)
-    suspect_worker.main(end)
+    suspect_worker.main(end, lifeline)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from aijobs.db.database import Base
 from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.jobs.lifecycle import WORKER_LOST
-from aijobs.jobs.status import FINAL, QUEUED, RUNNING, SUCCEEDED
+from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING, SUCCEEDED
 from aijobs.monitor.check import RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import DEAD, ENQUEUE, QueuePause
@@ -57,6 +57,13 @@ class Seen:
     calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     cards: Counter[str] = field(default_factory=Counter)
     paused: set[str] = field(default_factory=set)
+
+
+def _inherited(parent: Row | None) -> int:
+    """With how many losses the retry of this job begins."""
+    if parent is None or not parent["lost_count"] + parent["uncharged_losses"]:
+        return 0
+    return int(parent["lifecycle_status"] == CANCELLED or parent["error_code"] == WORKER_LOST)
 
 
 class Beliefs:
@@ -162,7 +169,7 @@ class Beliefs:
         job_id, status = job["id"], job["lifecycle_status"]
         history, artifacts = now.history[job_id], now.artifacts[job_id]
         self._moved_on(job, before, history)
-        self._counts_agree(job, history)
+        self._counts_agree(job, history, now.jobs.get(job["parent_job_id"] or ""))
         if status in FINAL:
             last = (job, history, artifacts, now.cards[job_id])
             if self._ended.setdefault(job_id, last) != last:
@@ -194,13 +201,14 @@ class Beliefs:
             raise Broken(f"{job['id']} has {len(history)} history rows and counts {job['event_seq']}")
 
     @staticmethod
-    def _counts_agree(job: Row, history: list[Row]) -> None:
+    def _counts_agree(job: Row, history: list[Row], parent: Row | None) -> None:
         types = Counter(row["type"] for row in history)
-        counts = {**job, "losses": job["lost_count"] + job["uncharged_losses"]}
+        losses = job["lost_count"] + job["uncharged_losses"]
+        counts = {**job, "losses": losses, "own losses": losses - _inherited(parent)}
         for name, event_type in (
             ("attempt_no", "locked"),
             ("retry_count", "retry_scheduled"),
-            ("losses", "lease_lost"),
+            ("own losses", "lease_lost"),
         ):
             if counts[name] != types[event_type]:
                 raise Broken(f"{job['id']}: {name} is {counts[name]}, and the history tells of {types[event_type]}")

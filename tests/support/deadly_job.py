@@ -9,8 +9,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import subprocess
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,13 @@ class Call(BaseModel):
     """A file: the attempt goes on once it is there."""
     way: str = ""
     """`exit`, `segv`, `memory` or `leaves a fork`: how the process ends. `stuck`: the code never returns, and lets no
-    other thread run."""
+    other thread run.
+
+    Ways that succeed: `later` ends the process when the file `wait_for` is removed, `forks` leaves a process that ends
+    so, `both return` forks and returns twice, `cat` reads the standard input. Ways that last: `removes` removes that
+    file, `answers` writes `answer` to the process that waits for the attempt's own.
+    """
+    answer: str = ""
     projector_way: str = ""
     """The same, while the output is projected."""
 
@@ -70,6 +81,43 @@ def die(way: str) -> None:
         re.match(r"(a+)+$", "a" * 64 + "b")
 
 
+def answer(text: str) -> None:
+    """Write a message into each socket that may lead to the process that waits for the attempt's answer."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    if found.family == socket.AF_UNIX:
+                        Connection(found.detach()).send_bytes(text.encode())
+
+
+def wait_and_exit(path: Path) -> None:
+    """End this process once the file is gone, or after 30 s."""
+    ends = time.monotonic() + 30
+    while path.exists() and time.monotonic() < ends:
+        time.sleep(0.02)
+    os._exit(3)
+
+
+def leave(call: Mapping[str, Any]) -> None:
+    """Leave something behind, and succeed."""
+    way, path = call.get("way"), Path(call.get("wait_for", ""))
+    if way == "later":
+        threading.Thread(target=wait_and_exit, args=(path,), daemon=True).start()
+    if way == "forks" and not os.fork():
+        wait_and_exit(path)
+    if way == "both return":
+        os.fork()
+    if way == "removes":
+        path.unlink()
+        time.sleep(30)
+    if way == "cat":
+        subprocess.run(["cat"], check=True)
+    if way == "answers":
+        answer(call["answer"])
+        time.sleep(30)
+
+
 def run(job_input: Mapping[str, Any], attempt_no: int, context: d.ScriptContext) -> dict[str, Any]:
     """Do what the entry of this attempt says."""
     calls = job_input["calls"]
@@ -78,6 +126,7 @@ def run(job_input: Mapping[str, Any], attempt_no: int, context: d.ScriptContext)
     while call.get("wait_for") and not Path(call["wait_for"]).exists():
         time.sleep(0.02)
     die(call.get("way", ""))
+    leave(call)
     return {"projector_way": call.get("projector_way", "")}
 
 

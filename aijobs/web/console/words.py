@@ -91,7 +91,7 @@ EVENT_WORDS: Mapping[str, Any] = {
     "retry_scheduled": _l("Failed, to be tried again"),
     "released": _l("Given back by its worker"),
     "postponed": _l("Put off: no provider to ask"),
-    "lease_lost": _l("Worker lost, counted"),
+    "lease_lost": _l("Worker lost, charged"),
     "cancel_requested": _l("Cancel requested"),
     "succeeded": _l("Succeeded"),
     "failed": _l("Failed"),
@@ -99,7 +99,7 @@ EVENT_WORDS: Mapping[str, Any] = {
 }
 """What each type of history row tells."""
 
-_LOST_UNCHARGED = _l("Worker lost together with other jobs, not counted")
+_LOST_UNCHARGED = _l("Worker lost, not charged: other jobs ran in its process")
 
 REDACTION_WORDS: Mapping[str, Any] = {
     "card": _l("Bank cards masked"),

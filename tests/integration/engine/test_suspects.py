@@ -16,6 +16,7 @@ from sqlalchemy import select, update
 from aijobs.engine.engine import SET_APART, ExecutionEngine
 from aijobs.events import DomainEvent
 from aijobs.ids import InstanceId
+from aijobs.jobs.claim import JobErrorInfo, claim_of
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import END_EVENTS
@@ -146,6 +147,26 @@ def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> 
     assert worker.run(innocent).lifecycle_status == "succeeded"
 
 
+def test_a_suspect_is_not_charged_for_what_the_one_before_it_left_in_the_child(worker: Worker, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    alive.touch()
+    before = worker.new_suspect({"way": "later", "wait_for": str(alive)})
+    innocent = worker.new_suspect({"way": "removes", "wait_for": str(alive)}, {})
+    assert worker.run(before).lifecycle_status == "succeeded"
+
+    job = worker.run(innocent)
+
+    assert (job.locked_by, job.lost_count, job.uncharged_losses) == (None, 0, 2)
+    assert worker.history(innocent)[-1] == ("lease_lost", None)
+
+
+def test_a_suspect_whose_child_died_runs_next_in_a_child_that_ran_no_other(worker: Worker) -> None:
+    before, innocent = worker.new_suspect(), worker.new_suspect(uncharged_losses=2)
+    assert worker.run(before).lifecycle_status == "succeeded"
+    assert worker.run(innocent).lifecycle_status == "succeeded"
+    assert worker.ran_in(before) != worker.ran_in(innocent)
+
+
 def test_a_child_that_dies_and_leaves_a_fork_behind_is_charged(worker: Worker) -> None:
     assert worker.run(worker.new_suspect({"way": "leaves a fork"})).lost_count == 1
 
@@ -157,6 +178,17 @@ def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worke
 
     assert (job.lifecycle_status, job.error_code, job.lost_count) == ("failed", "INTERNAL_WORKER_LOST", 2)
     assert worker.events(poison) == ["ai.job.failed"]
+
+
+def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_start(worker: Worker) -> None:
+    lifecycle, parent = worker.services.lifecycle, worker.new_suspect()
+    claim = claim_of(lifecycle.lock_job(parent, "another-worker").job)
+    lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone"))
+
+    retry = worker.services.jobs.retry(parent, "operator:ann").job.id
+
+    assert worker.run(retry).lifecycle_status == "succeeded"
+    assert worker.ran_in(retry) != os.getpid()
 
 
 def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
@@ -179,6 +211,44 @@ def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     job = worker.job(job_id)
     assert (job.lifecycle_status, job.lost_count) == ("cancelled", 0)
     assert worker.events(job.id) == ["ai.job.cancelled"]
+
+
+def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aijobs.engine.suspects.ORPHAN_S", -4, raising=False)  # Before its parent would kill it.
+    assert worker.run(worker.new_suspect({"way": "stuck"})).lost_count == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"token": "another", "outcome": "succeeded", "events": []}',
+        '{"outcome": "succeeded"}',
+        '["succeeded"]',
+        "[" * 100_000,
+    ],
+    ids=["of another attempt", "of no attempt", "of another shape", "no JSON"],
+)
+def test_a_child_that_gives_no_answer_of_its_attempt_is_killed_and_charged(worker: Worker, answer: str) -> None:
+    assert worker.run(worker.new_suspect({"way": "answers", "answer": answer})).lost_count == 1
+    assert not worker.children()
+    assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
+
+
+def test_a_fork_that_returns_from_a_suspects_code_serves_no_further(worker: Worker) -> None:
+    job_id = worker.new_suspect({"way": "both return"})
+    assert worker.run(job_id).lifecycle_status == "succeeded"
+    assert worker.events(job_id) == ["ai.job.completed"]
+    (child,) = worker.children()
+
+    def gone() -> bool:
+        return all(fork.status() == psutil.STATUS_ZOMBIE for fork in child.children())
+
+    poll(gone, what="the fork has ended")
+    assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
+
+
+def test_a_suspects_standard_input_is_empty(worker: Worker) -> None:
+    assert worker.run(worker.new_suspect({"way": "cat"})).lifecycle_status == "succeeded"
 
 
 def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:

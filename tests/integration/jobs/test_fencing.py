@@ -306,6 +306,15 @@ def test_losses_in_shared_processes_use_up_none_of_the_queues_attempts(kit: Kit)
     assert kit.lifecycle.charge(kit.lock(claim.job_id)).lifecycle_status == "failed"
 
 
+def test_a_loss_in_a_kept_child_is_uncharged_and_the_next_attempt_is_asked_for(kit: Kit) -> None:
+    claim = kit.running()
+    kit.set(claim.job_id, uncharged_losses=1)
+    job = kit.lifecycle.lose_uncharged(claim)
+    assert (job.lifecycle_status, job.locked_by, job.lost_count, job.uncharged_losses) == ("running", None, 0, 2)
+    kit.advance(60)
+    assert kit.lock(claim.job_id).attempt_no == 2
+
+
 def test_a_charge_without_the_claim_changes_nothing(kit: Kit) -> None:
     claim = kit.running()
     kit.lifecycle.release(claim)

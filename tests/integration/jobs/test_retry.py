@@ -42,6 +42,20 @@ def _retry(kit: Kit, job_id: str) -> AiJob:
     return retried.job
 
 
+@pytest.mark.parametrize(
+    ("end", "losses"), [("LOST", 1), ("CANCELLED", 1), ("TIMEOUT", 0)], ids=["its workers", "a cancel", "its own error"]
+)
+def test_a_retry_runs_alone_unless_the_job_came_to_an_end_of_its_own(kit: Kit, end: str, losses: int) -> None:
+    claim = kit.running()
+    kit.set(claim.job_id, uncharged_losses=1)
+    if end == "CANCELLED":
+        kit.lifecycle.request_cancel(claim.job_id, "user:u1")
+        kit.lifecycle.mark_cancelled(claim)
+    else:
+        kit.lifecycle.mark_failed(claim, LOST if end == "LOST" else JobErrorInfo.of(end, "late"))
+    assert _retry(kit, claim.job_id).losses == losses
+
+
 def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit: Kit) -> None:
     parent = kit.new_job({"output": {"a": 1}}, idempotency_key="k", priority=7, target_id="n9", user_id="u9")
     claim = kit.lock(parent.id)
@@ -66,6 +80,7 @@ def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit:
         "trigger_type": "admin",
         "parent_job_id": parent.id,
         "root_id": parent.id,
+        "uncharged_losses": 1,
     }
     assert row["created_at"] == BEGIN + timedelta(seconds=150)
     assert [(one.type, one.actor) for one in kit.history(child.id)] == [("created", "admin")]

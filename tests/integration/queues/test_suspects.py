@@ -146,6 +146,26 @@ def test_a_killed_worker_leaves_no_child_and_its_suspect_is_not_charged(site: De
     assert (job.lifecycle_status, job.lost_count, job.uncharged_losses) == ("succeeded", 0, 2)
 
 
+def test_a_child_ends_with_its_worker_though_a_job_of_the_worker_left_a_fork(site: DeadlySite) -> None:
+    stays = site.services.settings.instance_path / "stays"
+    suspect = site.order_of("learner")
+    site.make_suspect(suspect)
+    site.keep_worker("-w", "1")
+    poll(lambda: site.all_final(suspect), timeout=60, what="the child is there")
+    (child,) = site.children()
+    stays.touch()
+    forker = site.order_of("learner", {"way": "forks", "wait_for": str(stays)})
+    poll(lambda: site.all_final(forker), timeout=60, what="the worker has forked")
+    (fork,) = [process for process in site.children() if process != child]
+
+    site.worker.kill()
+
+    poll(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, what="the child is gone")
+    assert fork.is_running()
+    stays.unlink()
+    poll(lambda: not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE, what="the fork is gone")
+
+
 def test_good_jobs_flow_while_one_suspect_runs_and_others_wait(site: DeadlySite) -> None:
     go = site.services.settings.instance_path / "go"
     suspects = [site.order_of("poisoner", {"wait_for": str(go)}) for _ in range(3)]

@@ -11,14 +11,14 @@ SAID = {
     "en": (
         "It now runs alone in a process of its own, so that it can't take others with it.",
         "Its own process died 1 of 2 times.",
-        "Worker lost together with other jobs, not counted",
-        "Worker lost, counted",
+        "Worker lost, not charged: other jobs ran in its process",
+        "Worker lost, charged",
     ),
     "zh": (
         "现在它单独在自己的进程中运行",
         "它自己的进程已崩溃 1 次，上限 2 次。",
-        "与其他任务一起失去工作进程，不计次数",
-        "工作进程丢失，计入次数",
+        "工作进程丢失，不计入本任务：其他任务也在该进程中运行",
+        "工作进程丢失，计入本任务",
     ),
 }
 
@@ -46,3 +46,24 @@ def test_an_operators_program_is_told_why_a_suspect_runs_alone(stage: Stage) -> 
     for said in SAID["en"][:2]:
         assert said in job["lossExplanation"]
     assert "lossExplanation" not in stage.client().get(f"/admin-api/ai/jobs/{stage.running()}").json
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [
+        ("en", "So this job runs alone from the start, and begins with one loss."),
+        ("zh", "因此本任务从一开始就单独运行"),
+    ],
+)
+def test_the_page_of_a_suspects_retry_says_why_it_runs_alone_from_the_start(
+    stage: Stage, language: str, said: str
+) -> None:
+    job_id, jobs = suspect(stage), stage.services.jobs
+    jobs.cancel(job_id, stage.job(job_id).user_id)
+    retry = jobs.retry(job_id, "operator:ann").job
+    text = stage.client("VIEWER", language).soup(f"/console/jobs/{retry.id}").get_text()
+    assert said in text
+    assert "Lost processes in which other jobs ran too" not in text
+    explained = stage.client().get(f"/admin-api/ai/jobs/{retry.id}").json["lossExplanation"]
+    assert explained.startswith("A worker was lost over an earlier job of this chain.")
+    assert "other jobs" not in explained
