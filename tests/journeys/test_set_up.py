@@ -72,10 +72,13 @@ class Project:
     def install(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`make install`, without a terminal, and with each line of progress."""
         found = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "SET_UP_EVERY_S": "0"}
+        environment = clean_environment(found)
+        for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKE_TERMOUT", "MAKE_TERMERR"):  # Of the make that runs us.
+            environment.pop(name, None)
         return subprocess.run(
             ["make", "install", *arguments],
             cwd=self.folder,
-            env=clean_environment(found),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=100,
