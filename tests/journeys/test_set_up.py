@@ -153,6 +153,7 @@ def test_another_interpreter_makes_a_new_environment_and_the_same_one_keeps_it(p
     assert (venv / "kept").exists()
 
 
+@pytest.mark.long
 def test_a_package_that_cannot_be_installed_is_named(project: Project) -> None:
     for wheel in project.wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel, "a") as archive:

@@ -191,6 +191,7 @@ def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_
     assert worker.ran_in(retry) != os.getpid()
 
 
+@pytest.mark.long
 def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     job = worker.run(worker.new_suspect({"way": "stuck"}))
 

@@ -72,6 +72,7 @@ def test_others_are_answered_while_clients_send_slowly_or_nothing(server: WebSer
         assert all(is_open(connection) for connection in [*slow, *silent])
 
 
+@pytest.mark.long
 def test_client_that_never_ends_its_request_is_cut_off(start: Callable[..., WebServer]) -> None:
     server = start(local_command, "channel_timeout=1", "cleanup_interval=1")
     for sent in (b"", b"GET /heal", server.head(CARDS, TOO_LITTLE) + NOTES, server.head(CARDS, CHUNKED) + b"ff\r\nabc"):
