@@ -28,7 +28,7 @@ from pathlib import Path
 from aijobs.local.embedded import EmbeddedBroker
 broker = EmbeddedBroker(Path(sys.argv[1]))
 broker.start()
-print("started", broker.pid, flush=True)
+print(broker.pid, "started", flush=True)
 time.sleep(600)
 """
 
@@ -53,7 +53,7 @@ def socket_of(broker_url: str) -> Path:
 def start_keeper(processes: Processes, instance: Path) -> tuple[Program, psutil.Process]:
     keeper = processes.spawn([sys.executable, "-c", KEEPER, instance], name="keeper", env={"TMPDIR": str(instance)})
     said = keeper.wait_for_output("started", timeout=30)
-    return keeper, psutil.Process(int(said.split()[-1]))
+    return keeper, psutil.Process(int(said.split()[-2]))
 
 
 def has_ended(process: psutil.Process) -> bool:
