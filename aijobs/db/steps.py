@@ -16,9 +16,9 @@ LEAST_REST_S = 0.005
 class Steps:
     """Runs the transactions of a pass, a deletion or a rotation one after the other.
 
-    SQLite has one writer, and no queue: whoever waits for the lock looks again and again, and finds it taken by a loop
-    that gives it back for microseconds. So each step rests for `rest` times as long as it had the lock. On a server,
-    whose transactions hold rows, none rests.
+    SQLite has one writer and no queue: a waiting writer polls for the lock, and a loop that releases it for
+    microseconds starves it. So each step rests for `rest` times as long as it held the lock. On a server transactions
+    lock rows, and no step rests.
     """
 
     def __init__(self, database: Database, *, rest: float = 6.0, progress: Callable[[], None] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""What follows when a job has ended, whoever ended it: a line in the log, and a word on the event bus."""
+"""Announces the end of a job, in the log and on the event bus, whichever component ended it."""
 
 from __future__ import annotations
 

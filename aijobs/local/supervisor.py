@@ -21,7 +21,7 @@ LONGEST_BACK_OFF_S = 30.0
 STEADY_AFTER_S = 30.0
 """A child that lived this long starts with the shortest back-off again."""
 REFUSAL = "aijobs: "
-"""How the line begins in which a process of ours says why it won't start."""
+"""The beginning of the line in which a process says why it refuses to start."""
 
 
 @dataclass(frozen=True)

@@ -382,7 +382,7 @@ class Wait(Answer):
 
     reason: Annotated[str, one_of(WAIT_REASONS)]
     until: Maybe[Time] = None
-    """When it is asked for again, where that is told by the job itself and lies ahead."""
+    """When the job runs next, if it has such a time and that is in the future."""
     breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=not_)] = ()
     """With `breaker_open`: those that keep its calls back, in the order of its routes."""
     cause: Maybe[str] = None

@@ -112,7 +112,7 @@ class LockReaper:
 
         try:
             self._steps.write(take, settled)
-        except Exception:
+        except Exception:  # Each lease is tried alone, and a failure is logged there.
             return sum(self._take_alone(job, at_once=at_once) for job in jobs)
         for job, after in taken:
             _tell(job, after)
