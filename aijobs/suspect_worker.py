@@ -29,9 +29,9 @@ def main(end: int, lifeline: int) -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text("1000")
     connection = Connection(end)
     # Loaded only now: from here on nothing that is signalled ends this process, or leaves it behind.
-    from aijobs.wiring import build_suspect_runner
+    from aijobs.wiring import build_child_runner
 
-    run = build_suspect_runner()
+    run = build_child_runner()
     own_pid = os.getpid()
     _say(connection, {"ready": True})
     while True:

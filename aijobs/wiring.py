@@ -35,18 +35,22 @@ from aijobs.db.schema import check_schema
 from aijobs.definitions.definition import MAINTENANCE_QUEUE, JobDefinition
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
-from aijobs.engine.attempt import Attempts
+from aijobs.engine.active_runs import ActiveRuns
+from aijobs.engine.attempts import Attempts
 from aijobs.engine.child import Answer
+from aijobs.engine.child_attempts import ChildAttempts
+from aijobs.engine.child_runner import ChildRunner
+from aijobs.engine.children import Children
+from aijobs.engine.end_writes import EndWrites
+from aijobs.engine.ending import Ending
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
 from aijobs.engine.guard import Guard
-from aijobs.engine.heartbeat import Watcher
+from aijobs.engine.isolation import Isolation
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
-from aijobs.engine.settle import Settle
-from aijobs.engine.suspect_runner import SuspectRunner
-from aijobs.engine.suspects import Suspects
+from aijobs.engine.watcher import Watcher
 from aijobs.errors import SettingsError, UnknownJobType
 from aijobs.events import EventBus
 from aijobs.forks import new_lock
@@ -295,29 +299,25 @@ def build_engine(
     services: Services, presence: Presence, instance: InstanceId, abandon: Callable[[], None]
 ) -> ExecutionEngine:
     """The engine of one worker process."""
-    s, settings, attempts = services, services.settings, build_attempts(services)
-
-    def watcher(engine: ExecutionEngine) -> Watcher:
-        return Watcher(
-            s.database,
-            s.lifecycle,
-            s.broker,
-            active=engine.active,
-            stop=engine.stop,
-            stuck=engine.stuck,
-            heartbeat_s=settings.heartbeat_s,
-            watch_s=settings.watcher_s,
-            stuck_s=settings.stuck_attempt_s,
-        )
-
-    return ExecutionEngine(
-        prepare=build_prepare(services, instance),
-        attempts=attempts,
-        lifecycle=s.lifecycle,
-        presence=presence,
-        watcher=watcher,
+    s, settings, ending = services, services.settings, build_ending(services)
+    active = ActiveRuns(ending, presence)
+    watcher = Watcher(
+        s.database,
+        s.lifecycle,
+        s.broker,
+        active,
+        ending,
         abandon=abandon,
-        suspects=Suspects(s.lifecycle, attempts, s.bus),
+        heartbeat_s=settings.heartbeat_s,
+        watch_s=settings.watcher_s,
+        stuck_s=settings.stuck_attempt_s,
+    )
+    return ExecutionEngine(
+        build_prepare(services, instance),
+        build_attempts(services, ending),
+        active,
+        watcher,
+        Isolation(ChildAttempts(s.lifecycle, ending, s.bus), Children()),
     )
 
 
@@ -336,8 +336,15 @@ def build_prepare(services: Services, instance: InstanceId) -> Prepare:
     )
 
 
-def build_attempts(services: Services) -> Attempts:
-    """The code of attempts: the same in a worker process and in a suspect's child."""
+def build_ending(services: Services) -> Ending:
+    """The only door through which attempts end."""
+    s = services
+    patience = s.settings.seconds("provider_patience")
+    return Ending(s.lifecycle, EndWrites(s.database, s.clock, s.lifecycle, UsageLog(s.clock), patience=patience))
+
+
+def build_attempts(services: Services, ending: Ending) -> Attempts:
+    """The road of attempts: the same in a worker process and in its child processes."""
     s, settings = services, services.settings
     usage, servers = UsageLog(s.clock), build_servers(s.catalogue)
     gateway, moderator = build_gateway(services, servers), find_moderator(s.catalogue, servers)
@@ -345,19 +352,19 @@ def build_attempts(services: Services) -> Attempts:
         resolve=Resolve(s.database, s.prompts, s.router, s.credentials),
         execute=Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(settings), moderator),
         project=Project(s.database, s.lifecycle, s.registry),
-        settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=settings.seconds("provider_patience")),
+        ending=ending,
     )
 
 
-def build_suspect_runner() -> Callable[[Mapping[str, Any]], Answer]:
+def build_child_runner() -> Callable[[Mapping[str, Any]], Answer]:
     """What runs attempts that a parent process has locked, with connections of this process's own."""
     settings = Settings.load()
     configure(settings.log_level)
     services = build_services(settings)
-    return SuspectRunner(
+    return ChildRunner(
         services.lifecycle,
         build_prepare(services, InstanceId.current()),
-        build_attempts(services),
+        build_attempts(services, build_ending(services)),
         services.bus,
     ).run
 
@@ -437,6 +444,10 @@ def build_job_crew(
             # In the background, so that the worker takes jobs at once; the first that asks a server waits for it.
             Thread(target=load_client, name="load-client", daemon=True).start()
 
+    def take_over() -> None:
+        if reaper.give_back_dead(instance):
+            engine.alarm()
+
     def drain(grace_s: float) -> None:
         engine.drain(grace_s)
         engine.close()
@@ -447,7 +458,8 @@ def build_job_crew(
         asked=presence.asked,
         run_suspect=engine.run_suspect,
         start=start,
-        catch_up=(lambda: reaper.give_back_dead(instance), lambda: redrive.run(queue_name, due_for=timedelta())),
+        before_first=(take_over,),
+        catch_up=(lambda: redrive.run(queue_name, due_for=timedelta()),),
         drain=drain,
     )
 

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
+from aijobs.engine.outcome import Outcome
 from aijobs.forks import new_lock, renew_in_child
 
 MODULE = "aijobs.suspect_worker"
@@ -30,6 +32,9 @@ MOST_BYTES = 1_000_000
 
 Answer = dict[str, Any]
 """How the attempt went: `outcome`, and the `events` that were published in the child. As sent, with the `token`."""
+
+
+_OUTCOMES = frozenset(Outcome)
 
 
 class ChildUnused(Exception):
@@ -52,7 +57,8 @@ class Child:
         """The token of the attempt that it has in hand."""
         self._ready = self._killed = self._reaped = False
         self.is_fresh = True
-        """Whether it has run no attempt yet."""
+        """It has run no attempt yet."""
+        self.started_at = time.monotonic()
         renew_in_child(self, Child._forget)
         with theirs, os.fdopen(lifeline, "rb", buffering=0):
             ends = (theirs.fileno(), lifeline)
@@ -150,7 +156,7 @@ class Child:
 def _is_answer(message: Any, token: str) -> bool:
     """Whether it is the answer about this attempt."""
     match message:
-        case {"token": of, "outcome": str(), "events": [*events]} if of == token:
+        case {"token": of, "outcome": outcome, "events": [*events]} if of == token and outcome in _OUTCOMES:
             return all(_is_event(event) for event in events)
     return False
 

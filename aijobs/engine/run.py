@@ -1,4 +1,4 @@
-"""One attempt in hand: what each stage of the engine is given, and what it adds."""
+"""One attempt: what the stages of the engine are given, and what they add."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from aijobs.ai.billing.usage import CallResult
 from aijobs.clock import Stopwatch
 from aijobs.definitions.definition import JobDefinition
+from aijobs.engine.child import Child
+from aijobs.engine.outcome import Outcome
 from aijobs.engine.token import CancellationToken
 from aijobs.jobs.lifecycle import Claim
 from aijobs.jobs.models import AiJob
@@ -18,12 +20,12 @@ from aijobs.logs import LoggedJob, job_fields
 
 @dataclass
 class OpenCall:
-    """A provider call whose usage row is open, and what it came to once that is known."""
+    """A provider call whose usage row is open, and its result as far as it is known."""
 
     usage_id: str
     result: CallResult
     at: datetime
-    """When it left, which is the time that its price is of."""
+    """When the request left. The prices of that time apply."""
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
@@ -38,31 +40,31 @@ class Run:
     outbox_id: str | None = None
     """The event that asked for this attempt."""
     content: str | None = field(default=None, repr=False)
-    """The job's input as JSON; None where it has expired, or where an output is saved."""
+    """The job's input as JSON; None if it has expired, or if an output is saved."""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     call: OpenCall | None = None
-    """The last provider call, until its answer is saved; set and taken away by the attempt's own thread alone."""
+    """The last provider call, until its answer is saved. Only the attempt's own thread sets and clears it."""
     output: dict[str, Any] | None = None
-    """The validated output, where this attempt made it and it isn't saved."""
-    ending: Any = field(default_factory=threading.RLock)
-    """Held by whoever ends the attempt: its own code, the watcher at the deadline or a cancel, or a drain. While
-    it projects by the attempt's own code, as nobody else's write to the job's row could come through."""
+    """The validated output, if this attempt made it and it isn't saved."""
+    child: Child | None = None
+    """The child process that runs the attempt, if one does."""
+    end_lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while the attempt is being ended, and by its own code during PROJECT: its transaction has the job's row."""
     projecting: bool = False
-    """The job type's projector runs just now, within that transaction."""
+    """The job type's projector is running, inside that transaction."""
     ended: threading.Event = field(default_factory=threading.Event)
-    """The attempt is over for the job: its slot is free, whether or not its code has returned."""
-    returned: threading.Event = field(default_factory=threading.Event)
-    """The attempt's code has returned."""
-    outcome: str = "lost"
+    """The attempt has ended and its slot is free, even if its code has not returned."""
+    outcome: Outcome | None = None
+    """How the attempt ended; None while it is open."""
 
-    def end(self, outcome: str) -> None:
-        """Say how the attempt went, once."""
-        if not self.ended.is_set():
+    def end(self, outcome: Outcome) -> None:
+        """Set the outcome, once. Called by `Ending`, with `end_lock` held."""
+        if self.outcome is None:
             self.outcome = outcome
             self.ended.set()
 
     def fields(self, job: LoggedJob | None = None, error_code: str | None = None) -> dict[str, Any]:
-        """The eight keys of a log line about this attempt."""
+        """Return the eight keys of a log line about this attempt."""
         return job_fields(
             job or self.job,
             outboxId=self.outbox_id,

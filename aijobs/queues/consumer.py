@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -129,7 +130,8 @@ class AiJobsConsumer(Consumer):
         gc.collect()
         gc.freeze()
         self._crew.start()
-        threading.Thread(target=self._catch_up, name="catch-up", daemon=True).start()
+        self._run_once(self._crew.before_first)
+        threading.Thread(target=self._run_once, args=(self._crew.catch_up,), name="catch-up", daemon=True).start()
         super().start()
 
     def stop(self, graceful: bool = False) -> None:
@@ -161,8 +163,8 @@ class AiJobsConsumer(Consumer):
             # The main loop saw the stop flag and is done; the thread that gives up ends the process.
             threading.Event().wait()
 
-    def _catch_up(self) -> None:
-        for step in self._crew.catch_up:
+    def _run_once(self, steps: Sequence[Callable[[], object]]) -> None:
+        for step in steps:
             try:
                 step()
             except Exception as error:

@@ -44,6 +44,8 @@ class Crew:
     """Called each time the queue answered a worker that asked for a message, with whether there was one."""
     start: Callable[[], None] = _nothing
     """Called before the first message is taken; what it raises ends the process."""
+    before_first: Sequence[Callable[[], object]] = ()
+    """Done once, after `start` and before the first message is taken; what raises is logged."""
     catch_up: Sequence[Callable[[], object]] = ()
     """Done once, in turn and beside the first messages; what raises is logged, and left to the passes."""
     drain: Callable[[float], None] = _nothing

@@ -133,14 +133,14 @@ def test_a_call_that_did_not_leave_is_not_billed_and_no_fault_of_the_provider(
     job_id = live.new()
     delivery = live.stage.start(job_id)
     poll(lambda: live.stage.usage(job_id), what="the call's row is open")
-    (run,) = live.stage.engine.active()
+    (run,) = live.stage.active.all()
     if ends == "CANCELLED":
         live.stage.kit.lifecycle.request_cancel(job_id, "user:u1")
     else:
-        live.stage.engine.stop(run, ends)
+        live.stage.watcher.stop(run, ends)
     delivery.wait()
     stuck.set()
-    assert run.returned.wait(10)
+    poll(lambda: not live.stage.active.all(), what="the code returned")
     (row,) = live.stage.usage(job_id)
     assert (row["error_code"], row["billed"], row["prompt_tokens"]) == (ends, "no", None)
     assert live.llm.calls == []

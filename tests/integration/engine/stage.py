@@ -24,14 +24,16 @@ from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateReques
 from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import JobDefinition, RetryBackoff, Script
 from aijobs.definitions.projector import ProjectionResult, ResultProjector
-from aijobs.engine.attempt import Attempts
+from aijobs.engine.active_runs import ActiveRuns
+from aijobs.engine.attempts import Attempts
+from aijobs.engine.end_writes import EndWrites
+from aijobs.engine.ending import Ending
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
-from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
-from aijobs.engine.settle import Settle
+from aijobs.engine.watcher import Watcher
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
@@ -103,6 +105,7 @@ class Stage:
     kit: Kit
     provider: ScriptedProvider
     engine: ExecutionEngine
+    active: ActiveRuns
     presence: Onlooker
     watcher: Watcher
     abandoned: threading.Event
@@ -217,70 +220,50 @@ def open_stage(
     """
     provider, presence, abandoned = ScriptedProvider([CARDS]), Onlooker(), threading.Event()
     services, usage = kit.services, UsageLog(kit.clock)
-    watchers: list[Watcher] = []
     seconds = {"heartbeat_s": 0.2, "watch_s": 0.1, "stuck_s": 30.0, **watching}
-
-    def watcher(engine: ExecutionEngine) -> Watcher:
-        watchers.append(
-            Watcher(
-                services.database,
-                services.lifecycle,
-                services.broker,
-                active=engine.active,
-                stop=engine.stop,
-                stuck=engine.stuck,
-                **seconds,
-            )
-        )
-        return watchers[0]
-
+    database, clock, lifecycle = services.database, services.clock, services.lifecycle
+    writes = EndWrites(database, clock, lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0)
+    ending = Ending(lifecycle, writes)
+    active = ActiveRuns(ending, presence)
+    watcher = Watcher(database, lifecycle, services.broker, active, ending, abandon=abandoned.set, **seconds)
     engine = ExecutionEngine(
-        prepare=Prepare(
-            services.database,
-            services.clock,
+        Prepare(
+            database,
+            clock,
             services.registry,
-            services.lifecycle,
+            lifecycle,
             services.outbox_events,
             "host~boot~1~1~1~stage",
             send_back=hand_over(services.broker),
         ),
-        attempts=Attempts(
-            resolve=Resolve(
-                services.database,
+        Attempts(
+            Resolve(
+                database,
                 services.prompts,
                 router or ModelRouter({"d": (Route("local", "local-extractive-v1"),)}, "d"),
                 services.credentials,
             ),
-            execute=Execute(
-                services.database,
-                services.lifecycle,
+            Execute(
+                database,
+                lifecycle,
                 gateway or gateway_to(provider),
                 usage,
                 services.costs,
                 build_guard(services.settings),
                 moderator,
             ),
-            project=Project(services.database, services.lifecycle, services.registry),
-            settle=Settle(
-                services.database,
-                services.clock,
-                services.lifecycle,
-                usage,
-                patience=timedelta(hours=1),
-                chance=lambda: 0.0,
-            ),
+            Project(database, lifecycle, services.registry),
+            ending,
         ),
-        lifecycle=services.lifecycle,
-        presence=presence,
-        watcher=watcher,
-        abandon=abandoned.set,
+        active,
+        watcher,
     )
     engine.start()
     try:
-        yield Stage(kit, provider, engine, presence, watchers[0], abandoned, iter(range(1, 1000)))
+        yield Stage(kit, provider, engine, active, presence, watcher, abandoned, iter(range(1, 1000)))
     finally:
         engine.close()
-        poll(lambda: not engine.active(), what="every attempt's code returned")
+        poll(lambda: not active.all(), what="every attempt's code returned")
 
 
 class Held:

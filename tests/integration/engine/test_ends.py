@@ -77,7 +77,7 @@ def _fail(stage: Stage) -> str:
 def _cancel_running(stage: Stage) -> str:
     job_id = stage.kit.new_job({"sleep_ms": 600_000}).id
     delivery = stage.start(job_id)
-    poll(stage.engine.active, what="the job runs")
+    poll(stage.active.all, what="the job runs")
     stage.kit.jobs.cancel(job_id, "user:u1")
     delivery.wait()
     return job_id

@@ -14,6 +14,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from aijobs.definitions.projector import ProjectionResult
+from aijobs.engine.run import Run
 from aijobs.engine.token import LOST, RELEASED, TIMEOUT
 from aijobs.errors import JobError
 from aijobs.jobs.lifecycle import claim_of
@@ -76,7 +77,7 @@ def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stag
     assert stage.kit.job(job_id).error_code == "TIMEOUT"
     assert stage.run(stage.kit.new_job().id) == "succeeded", "the slot takes the next job"
     script.go.set()
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert stage.kit.row(job_id) == next(row for row in ended["ai_jobs"] if row["id"] == job_id)
     assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
     assert stage.kit.types(job_id) == ["created", "locked", "failed"]
@@ -97,7 +98,7 @@ def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) 
     (at_once,) = stage.usage(job_id)
     assert (at_once["state"], at_once["error_code"]) == ("failed", "TIMEOUT")
     go.set()
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     (late,) = stage.usage(job_id)
     assert (late["state"], late["error_code"], late["billed"]) == ("failed", "TIMEOUT", "yes")
     assert (late["prompt_tokens"], late["completion_tokens"]) == (100, 50), "the money is gone, and known"
@@ -197,7 +198,7 @@ def test_an_attempt_that_gets_no_thread_holds_no_lease(stage: Stage, monkeypatch
         assert stage.run(job_id) == "put_back"
     job = stage.kit.job(job_id)
     assert (job.lifecycle_status, job.locked_by, job.lost_count, job.retry_count) == ("running", None, 0, 0)
-    assert (stage.engine.active(), stage.presence.seen) == ([], [])
+    assert (stage.active.all(), stage.presence.seen) == ([], [])
     assert stage.run(job_id) == "succeeded"
 
 
@@ -237,7 +238,7 @@ def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
     stage.kit.jobs.cancel(job_id, "user:u1")
     assert delivery.wait() == "cancelled"
     script.go.set()
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert stage.kit.job(job_id).lifecycle_status == "cancelled"
     assert stage.kit.rows("ai_job_artifacts", job_id=job_id) == []
 
@@ -400,7 +401,7 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
         assert delivery.wait() == "lost"
     before = stage.kit.row(job_id)
     answer.go.set()
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert delivery.wait() == "lost"
     (call,) = stage.usage(job_id)
     assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
@@ -424,7 +425,7 @@ def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
     before = stage.kit.row(job_id)
     answer.go.set()
     assert delivery.wait() == "lost"
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert stage.kit.row(job_id) == before
     assert (stage.kit.rows("flashcards"), stage.kit.rows("ai_job_artifacts")) == ([], [])
     assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "lease_lost", "locked"]
@@ -436,29 +437,28 @@ def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
     assert stage.kit.lifecycle.mark_succeeded(newer).attempt_no == 2, "the job is the newer worker's"
 
 
-def test_a_lost_lease_is_told_of_once_though_the_watcher_looks_before_the_code_has_returned(
-    sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
+def test_a_lost_lease_is_logged_once_though_the_watcher_looks_before_the_code_has_returned(
+    sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = sqlite_stage
     stage.engine.close()  # Its watcher looks when we say.
 
     def answer(request: Any, token: Any) -> str:
         _take_over(stage, job_id)
-        (run,) = stage.engine.active()
-        returned = run.returned.set
+        remove = stage.active.remove
 
-        def looked_at() -> None:
+        def looked_at(run: Run) -> None:
             look = threading.Thread(target=stage.watcher.look)
             look.start()
             look.join()
-            returned()
+            remove(run)
 
-        run.returned.set = looked_at  # type: ignore[method-assign]
+        monkeypatch.setattr(stage.active, "remove", looked_at)
         return json.dumps(CARDS)
 
     job_id = stage.new_cards(stage.asking(answer))
     assert stage.run(job_id) == "lost"
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert len([line for line in log_lines() if line["event"] == "job.lock_lost"]) == 1
 
 
@@ -468,14 +468,14 @@ def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage
 
     def answer(request: Any, token: Any) -> str:
         _take_over(stage, job_id)
-        (run,) = stage.engine.active()
-        stage.engine.stop(run, TIMEOUT)
+        (run,) = stage.active.all()
+        stage.watcher.stop(run, TIMEOUT)
         assert [call["state"] for call in stage.usage(job_id)] == ["failed"]
         return json.dumps(CARDS)
 
     job_id = stage.new_cards(stage.asking(answer))
     stage.run(job_id)
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     (call,) = stage.usage(job_id)
     assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
 
@@ -525,7 +525,7 @@ def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(st
     newer = stage.kit.lock(job_id, "worker-2")
     assert newer.attempt_no == 2
     script.go.set()
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert stage.kit.job(job_id).locked_by == newer.token
     assert stage.kit.types(job_id) == ["created", "locked", "released", "locked"]
 
@@ -578,7 +578,7 @@ def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypa
     job_id = stage.kit.new_job(job_type=job_type).id
     assert stage.run(job_id) == "released"
     assert ran == []
-    assert stage.engine.active() == []
+    assert stage.active.all() == []
     assert stage.kit.job(job_id).locked_by is None
 
 
@@ -593,7 +593,7 @@ def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
     poll(lambda: stage.provider.requests, what="the call left")
     stage.engine.drain(0)
     assert delivery.wait() == "released"
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     (call,) = stage.usage(job_id)
     assert (call["state"], call["error_code"]) == ("failed", RELEASED)
 
@@ -622,9 +622,9 @@ def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
 def test_a_run_that_somebody_is_just_ending_keeps_no_other_from_its_cancel(stage: Stage) -> None:
     slow, quick = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
     deliveries = {job_id: stage.start(job_id) for job_id in (slow, quick)}
-    poll(lambda: len(stage.engine.active()) == 2, what="both run")
-    (ending,) = [run for run in stage.engine.active() if run.claim.job_id == slow]
-    with ending.ending:
+    poll(lambda: len(stage.active.all()) == 2, what="both run")
+    (ending,) = [run for run in stage.active.all() if run.claim.job_id == slow]
+    with ending.end_lock:
         for job_id in (slow, quick):
             stage.kit.lifecycle.request_cancel(job_id, "user:u1")
         assert deliveries[quick].wait(5) == "cancelled"

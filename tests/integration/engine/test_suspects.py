@@ -13,7 +13,8 @@ import psutil
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.engine.engine import SET_APART, ExecutionEngine
+from aijobs.engine.engine import ExecutionEngine
+from aijobs.engine.outcome import Outcome
 from aijobs.events import DomainEvent
 from aijobs.ids import InstanceId
 from aijobs.jobs.claim import JobErrorInfo, claim_of
@@ -63,7 +64,7 @@ class Worker:
 
     def run(self, job_id: str) -> AiJob:
         """Deliver the job's message, and give it the place of suspects as soon as that can be had."""
-        assert self.engine.execute(self.message(job_id)) == SET_APART
+        assert self.engine.execute(self.message(job_id)) == Outcome.SET_APART
         poll(self.engine.run_suspect, timeout=START_S, what="the suspect was run")
         return self.job(job_id)
 
@@ -215,7 +216,7 @@ def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
 
 
 def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aijobs.engine.suspects.ORPHAN_S", -4, raising=False)  # Before its parent would kill it.
+    monkeypatch.setattr("aijobs.engine.child_attempts.ORPHAN_S", -4, raising=False)  # Before its parent would kill it.
     assert worker.run(worker.new_suspect({"way": "stuck"})).lost_count == 1
 
 
@@ -255,7 +256,7 @@ def test_a_suspects_standard_input_is_empty(worker: Worker) -> None:
 def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:
     job_id = worker.new_suspect()
     for _ in range(3):
-        assert worker.engine.execute(worker.message(job_id)) == SET_APART
+        assert worker.engine.execute(worker.message(job_id)) == Outcome.SET_APART
     poll(worker.engine.run_suspect, timeout=START_S, what="the suspect was run")
     assert not worker.engine.run_suspect(), "it waited once"
     assert [kind for kind, _ in worker.history(job_id)] == ["created", "locked", "succeeded"]

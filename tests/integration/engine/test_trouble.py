@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from aijobs.engine.engine import NOT_TAKEN
 from aijobs.engine.failure import MAX_BYTES
+from aijobs.engine.outcome import Outcome
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
@@ -104,7 +104,7 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
         stage.provider.requests.clear()
         with at_work(stage, faults):
             stage.run(job_id)
-            poll(lambda: not stage.engine.active(), what="the code returned")
+            poll(lambda: not stage.active.all(), what="the code returned")
         saved = stage.kit.job(job_id).output_hash is not None
         job = helped_to_its_end(stage, job_id)
         assert job.lifecycle_status in FINAL
@@ -148,7 +148,7 @@ def test_an_answer_waits_for_an_absent_database_no_longer_than_its_attempt_has_t
     job_id = stage.new_cards(stage.asking(answer, CARDS, timeout_ms=1000))
     with at_work(stage, faults):
         stage.run(job_id)
-        poll(lambda: not stage.engine.active(), what="the code returned")
+        poll(lambda: not stage.active.all(), what="the code returned")
     assert stage.kit.job(job_id).output_hash is None
     assert helped_to_its_end(stage, job_id).lifecycle_status == "succeeded"
 
@@ -209,7 +209,7 @@ def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: St
     job_id = stage.new_cards(stage.asking(answer, timeout_ms=1000))
     with at_work(stage, faults):
         assert stage.run(job_id) == "lost"
-        poll(lambda: not stage.engine.active(), what="the code returned")
+        poll(lambda: not stage.active.all(), what="the code returned")
     assert helped_to_its_end(stage, job_id).lifecycle_status == "cancelled"
 
 
@@ -230,7 +230,7 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
     monkeypatch.setattr(stage.engine._attempts._settle, "cancel", fails)
     ids.append(stage.kit.new_job(job_type=stage.scripted(script)).id)
     assert stage.run(ids[0]) == "lost"
-    poll(lambda: not stage.engine.active(), what="the code returned")
+    poll(lambda: not stage.active.all(), what="the code returned")
     assert [line["event"] for line in log_lines() if line["level"] == "error"] == ["job.left_to_reaper"]
     assert helped_to_its_end(stage, ids[0]).lifecycle_status == "cancelled"
 
@@ -257,7 +257,7 @@ def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stag
         with at_work(stage, faults):
             faults.armed = True
             stage.engine.execute(message)
-            poll(lambda: not stage.engine.active(), what="the code returned")
+            poll(lambda: not stage.active.all(), what="the code returned")
         assert helped_to_its_end(stage, job_id).lifecycle_status == "succeeded"
         if not faults.struck:
             return
@@ -422,7 +422,7 @@ def test_a_fault_of_our_own_is_not_called_an_outage_of_the_database(
     monkeypatch.setattr(stage.engine._prepare, "take", fault)
     monkeypatch.setattr(stage.watcher, "look", fault)
     for _ in range(3):
-        assert stage.engine.execute(message) == NOT_TAKEN
+        assert stage.engine.execute(message) == Outcome.NOT_TAKEN
     poll(lambda: len([line for line in log_lines() if line["level"] == "error"]) == 2, what="both said so")
     errors = {line["event"]: line for line in log_lines() if line["level"] == "error"}
     assert set(errors) == {"engine.failed", "watcher.failed"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aijobs.engine.attempt import Attempts
+from aijobs.engine.attempts import Attempts
 from aijobs.engine.child import Answer
+from aijobs.engine.outcome import Outcome
 from aijobs.engine.prepare import Prepare
 from aijobs.events import DomainEvent, EventBus
 from aijobs.jobs.claim import Claim
@@ -17,7 +18,7 @@ from aijobs.outbox.models import END_EVENTS
 logger = get_logger(__name__)
 
 
-class SuspectRunner:
+class ChildRunner:
     """Runs attempts that the parent has locked. It renews no lease and watches for nothing: the parent does."""
 
     def __init__(self, lifecycle: LifecycleRepository, prepare: Prepare, attempts: Attempts, bus: EventBus) -> None:
@@ -29,21 +30,21 @@ class SuspectRunner:
     def run(self, order: Mapping[str, Any]) -> Answer:
         """Run one attempt to its end; what came of it, and what was published meanwhile."""
         self._events.clear()
-        return {"outcome": self._run(order), "events": self._events}
+        return {"outcome": self._run(order).value, "events": self._events}
 
-    def _run(self, order: Mapping[str, Any]) -> str:
+    def _run(self, order: Mapping[str, Any]) -> Outcome:
         claim = Claim(*order["claim"])
         try:
             locked = self._lifecycle.find_held(claim, order["event"])
         except Exception as error:  # The database is away: the lease runs out, and the reaper takes the job.
             fields = job_fields(jobId=claim.job_id, attemptNo=claim.attempt_no)
             logger.error("suspects.not_found", error=type(error).__name__, where=where(error), **fields)
-            return "lost"
+            return Outcome.LOST
         if locked is None:
-            return "lost"
+            return Outcome.LOST
         run = self._prepare.begin(locked, order["seconds"])
         self._attempts.run(run)
-        return run.outcome
+        return run.outcome or Outcome.LOST
 
     def _note(self, event: DomainEvent) -> None:
         self._events.append((event.type, event.job_id, dict(event.payload)))

@@ -1,6 +1,6 @@
 """One watcher a process: renews leases, sees cancel requests, and ends attempts that are out of time.
 
-A beat proves that the attempt moves, not only that the process lives: it stops at the attempt's deadline.
+Renewal stops at the attempt's deadline: a lease shows that the attempt moves, not only that its process lives.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import select
 
 from aijobs.db.database import Database
+from aijobs.engine.active_runs import ActiveRuns
+from aijobs.engine.ending import Ending
 from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.outcome import Cancelled, Lost, TimedOut
 from aijobs.engine.run import Run
-from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
+from aijobs.engine.token import CANCELLED, TIMEOUT
 from aijobs.errors import LifecycleError
 from aijobs.jobs.lifecycle import LifecycleRepository
 from aijobs.jobs.models import AiJob
@@ -27,10 +30,10 @@ logger = get_logger(__name__)
 
 
 class CancelHints(Protocol):
-    """The broker's hints, faster than the database and never trusted alone."""
+    """The broker's hints: faster than the database, and never trusted alone."""
 
     def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
-        """Those of the jobs for which a hint is there; none where the broker doesn't answer. Doesn't raise."""
+        """Return the jobs that have a hint; none if the broker doesn't answer. Doesn't raise."""
         ...
 
 
@@ -38,7 +41,7 @@ class _Holder(NamedTuple):
     token: str | None
     asked_to_cancel: bool
     succeeded_as: int | None
-    """The attempt that succeeded, where one did."""
+    """The number of the attempt that succeeded, if one did."""
 
 
 class Watcher:
@@ -49,22 +52,22 @@ class Watcher:
         database: Database,
         lifecycle: LifecycleRepository,
         hints: CancelHints,
+        active: ActiveRuns,
+        ending: Ending,
         *,
-        active: Callable[[], list[Run]],
-        stop: Callable[[Run, str], None],
-        stuck: Callable[[Run], None],
+        abandon: Callable[[], None],
         heartbeat_s: float,
         watch_s: float,
         stuck_s: float,
     ) -> None:
-        """`active` lists the runs whose code has not returned; `stop(run, reason)` ends one under its claim;
-        `stuck(run)` is told of a run whose code runs on `stuck_s` after its end, or after its deadline where a hanging
-        projector keeps the end from being written.
+        """`abandon` makes the process exit within a bounded time, and returns at once. It is called if the code of an
+        attempt runs on for `stuck_s` after its end, because Python can't stop a running thread; or after its deadline,
+        if a hanging projector keeps the end from being written.
         """
         self._database, self._lifecycle, self._hints = database, lifecycle, hints
-        self._active, self._stop, self._stuck = active, stop, stuck
+        self._active, self._ending, self._abandon = active, ending, abandon
         self._heartbeat_s, self._watch_s, self._stuck_s = heartbeat_s, watch_s, stuck_s
-        self._beaten: dict[str, float] = {}
+        self._renewed: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
         self._trouble = DatabaseTrouble(logger, Outage(logger, "watcher.database"), "watcher.failed")
         self._closing = threading.Event()
@@ -93,19 +96,19 @@ class Watcher:
                 self._trouble.failed(error)
 
     def _hinted(self) -> bool:
-        """Whether the broker hints at a cancel of an active run: a reason to look into the database now."""
-        ids = [run.claim.job_id for run in self._active() if not run.ended.is_set()]
+        """Return whether the broker hints at a cancel of an active run."""
+        ids = [run.claim.job_id for run in self._active.all() if not run.ended.is_set()]
         return bool(ids) and bool(self._hints.find_cancel_hints(ids))
 
     def look(self) -> None:
-        """One round over the active runs. What goes wrong with one run keeps no other from its beat."""
-        runs = self._active()
+        """Look at each active run once. A fault with one run keeps no other lease from being renewed."""
+        runs = self._active.all()
         self._forget_all_but(runs)
         live = [run for run in runs if not run.ended.is_set()]
-        # Cancels first, which wait for no other run's beat.
-        troubles = [*self._compare_all(live), *(self._guarded(self._attend, run) for run in runs)]
-        for trouble in filter(None, troubles):
-            raise trouble
+        # Cancels first: they must not wait for the renewals of other runs.
+        errors = [*self._compare_all(live), *(self._guarded(self._attend, run) for run in runs)]
+        for error in filter(None, errors):
+            raise error
 
     def _compare_all(self, live: Sequence[Run]) -> list[Exception | None]:
         try:
@@ -123,28 +126,45 @@ class Watcher:
         return None
 
     def _attend(self, run: Run) -> None:
-        """End a run that is out of time, report one whose code doesn't return, beat for any other."""
+        """End a run that is out of time, report one whose code doesn't return, renew the lease of any other."""
         if run.ended.is_set() or (run.projecting and run.token.reason == TIMEOUT):
             self._report_stuck(run)
         elif run.token.reason == TIMEOUT:
-            self._stop(run, TIMEOUT)
+            self.stop(run, TIMEOUT)
         else:
-            self._beat(run)
+            self._renew(run)
 
     def _forget_all_but(self, runs: list[Run]) -> None:
         tokens = {run.claim.token for run in runs}
-        for book in (self._beaten, self._over_since):
-            for token in book.keys() - tokens:
-                del book[token]
+        for times in (self._renewed, self._over_since):
+            for token in times.keys() - tokens:
+                del times[token]
+
+    def stop(self, run: Run, reason: str) -> None:
+        """End a run that is cancelled or out of time, whether or not its code has returned.
+
+        Tries once and waits for nobody: other runs need the watcher too, and its next look tries again.
+        """
+        run.token.cancel(reason)
+        self._ending.end(run, Cancelled() if reason == CANCELLED else TimedOut(), wait=0, tries=1)
 
     def _report_stuck(self, run: Run) -> None:
         now = time.monotonic()
         if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
-            self._over_since[run.claim.token] = math.inf  # Told once: the process is on its way out.
-            self._stuck(run)
+            self._over_since[run.claim.token] = math.inf  # Once: the process is about to exit.
+            self._leave(run)
+
+    def _leave(self, run: Run) -> None:
+        """Exit, and release all other leases at once.
+
+        Abandon first: if releasing blocks, because the stuck code holds the write lock, the process still exits.
+        """
+        logger.error("engine.stuck", **run.fields())
+        self._abandon()
+        self._active.drain(0)
 
     def _holders(self, live: Sequence[Run]) -> Mapping[str, _Holder]:
-        """Who holds the live runs' jobs, and which of them are asked to be cancelled: one statement."""
+        """Return who holds the live runs' jobs, and which are asked to be cancelled, in one statement."""
         if not live:
             return {}
         ids = {run.claim.job_id for run in live}
@@ -161,36 +181,23 @@ class Watcher:
 
     def _compare(self, run: Run, holder: _Holder | None) -> None:
         if run.ended.is_set() or (holder is not None and holder.succeeded_as == run.claim.attempt_no):
-            return  # Its own success is committed, and its code is about to say so.
+            return  # Its own success is committed, and its code is about to end it.
         if holder is None or holder.token != run.claim.token:
-            self._lose(run)
+            self._ending.end(run, Lost(), wait=0)  # If another thread is ending it, the next look sees it ended.
         elif holder.asked_to_cancel:
-            self._stop(run, CANCELLED)
+            self.stop(run, CANCELLED)
 
-    def _beat(self, run: Run) -> None:
+    def _renew(self, run: Run) -> None:
         token, now = run.claim.token, time.monotonic()
-        if now - self._beaten.setdefault(token, now) < self._heartbeat_s:
+        if now - self._renewed.setdefault(token, now) < self._heartbeat_s:
             return
-        if not run.ending.acquire(blocking=False):
-            return  # It is just being ended. Its transaction holds the row, and so keeps off the reaper as well.
+        if not run.end_lock.acquire(blocking=False):
+            return  # It is being ended. The transaction holds the row, so the reaper can't take the lease either.
         try:
-            # The next look beats again where this one fails. A suspect's child may hold its row for long.
-            self._lifecycle.extend_lock(run.claim, tries=1, waits=not run.job.is_suspect)
+            # If it fails, the next look tries again. A child that projects holds the row for long: don't wait for it.
+            self._lifecycle.extend_lock(run.claim, tries=1, waits=run.child is None)
         except LifecycleError:
-            return  # Lost, or ended this very moment: the next look compares holders, and tells which.
+            return  # Lost or just ended: the next look compares holders and finds out.
         finally:
-            run.ending.release()
-        self._beaten[token] = now
-
-    def _lose(self, run: Run) -> None:
-        """Another attempt has the job: this one stops its call and writes nothing."""
-        if not run.ending.acquire(blocking=False):
-            return  # Somebody is just ending it, which frees the lock as well; the next look knows.
-        try:
-            if run.ended.is_set():
-                return
-            logger.warning("job.lock_lost", **run.fields())
-            run.token.cancel(LOST)
-            run.end("lost")
-        finally:
-            run.ending.release()
+            run.end_lock.release()
+        self._renewed[token] = now
