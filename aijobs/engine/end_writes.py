@@ -102,9 +102,9 @@ class EndWrites:
 
         try:
             return self._database.write(with_call, settle=freed(run.claim), tries=tries)
-        except LifecycleError:
-            raise
         except Exception as error:
+            if call is None or isinstance(error, LifecycleError):
+                raise
             logger.error("job.settle_failed", error=type(error).__name__, **run.fields(error_code=code))
         job = self._database.write(without_call, settle=freed(run.claim), tries=tries)
         try:

@@ -11,6 +11,7 @@ lock in the same instant may pass the share by one; the next lock sees it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -37,8 +38,21 @@ class FairShare:
         self._clock = clock
         self.holders = build_holders(clock)
         self._all_held = select(self.holders)
+        self._behind: dict[str, float] = {}
+        """Users whose jobs let the jobs of others go first, and until when by `time.monotonic`."""
         self._last: dict[str, str] = {}
         """Whom this process put before another last, by queue: the next turn is the next user's."""
+
+    def put_behind(self, user_id: str, seconds: float) -> None:
+        """For so long, have this process lock the user's jobs only if no other user has one that is due."""
+        self._behind[user_id] = time.monotonic() + seconds
+
+    def _users_behind(self) -> set[str]:
+        now = time.monotonic()
+        for user_id, until in list(self._behind.items()):
+            if until <= now:
+                self._behind.pop(user_id, None)
+        return set(self._behind)
 
     def check(self, session: Session, job: AiJob, held: int, job_types: Collection[str] | None) -> None:
         """`NotYourTurn` where the user of `job`, which this transaction has just locked, had his share without it, and
@@ -47,6 +61,10 @@ class FairShare:
         `held` is how many he holds with it (`holders`). `job_types` are those that the asker can run: another's job
         of a type that he can't would help nobody.
         """
+        behind = self._users_behind()
+        if job.user_id in behind:
+            self._let_go_first(session, job, behind, job_types)
+            return
         mine = held - 1
         if not mine:
             return
@@ -56,6 +74,10 @@ class FairShare:
         if mine < max(1, (sum(holders.values()) + 1) // 2):
             return
         busy = {user for user, number in holders.items() if number >= mine}
+        self._let_go_first(session, job, busy, job_types)
+
+    def _let_go_first(self, session: Session, job: AiJob, busy: set[str], job_types: Collection[str] | None) -> None:
+        """`NotYourTurn` if a user who isn't `busy` has a job that is due."""
         best = self._next(session, job.queue_name, self._last.get(job.queue_name, job.user_id), busy, job_types)
         if best is not None:
             self._last[job.queue_name] = best.user_id

@@ -179,6 +179,10 @@ class LifecycleRepository:
 
         return self._database.write(lock, settle=ours)
 
+    def put_behind(self, user_id: str, seconds: float) -> None:
+        """For so long, have this process lock the user's jobs only if no other user has one that is due."""
+        self._fair_share.put_behind(user_id, seconds)
+
     def _locked(self, token: str) -> dict[str, Any]:
         return {
             "lifecycle_status": RUNNING,

@@ -18,7 +18,7 @@ from aijobs.machine import tied_command
 
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
-STEADY_AFTER_S = 30.0
+STEADY_AFTER_S = 10.0
 """A child that lived this long starts with the shortest back-off again."""
 REFUSAL = "aijobs: "
 """The beginning of the line in which a process says why it refuses to start."""

@@ -135,7 +135,7 @@ class FlowLock:
         """`timeout` is for threads: here whoever holds the lock goes on in the end, or its process dies."""
         me = getcurrent()
         while not self._is_free() and self._owner is not me:
-            if not blocking:
+            if not blocking or timeout == 0:
                 return False
             stop(LOCK, self._is_free)
         self._owner, self._depth = me, self._depth + 1
@@ -211,7 +211,7 @@ class VirtualTime:
             flow.rest(SETTLE)
 
 
-TIMED = ("aijobs.db.database", "aijobs.engine.token", "aijobs.engine.heartbeat", "aijobs.engine.engine")
+TIMED = ("aijobs.db.database", "aijobs.engine.token", "aijobs.engine.watcher", "aijobs.engine.active_runs")
 TIMED_PASSES = ("aijobs.upkeep.dispatcher",)
 
 

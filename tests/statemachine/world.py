@@ -27,15 +27,17 @@ from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import CancellationToken, GenerateAnswer, GenerateRequest, Route
 from aijobs.db.clock import ManualClock
 from aijobs.definitions.definition import QUEUES, Execution, Queue, RetryBackoff
-from aijobs.engine.attempt import Attempts
+from aijobs.engine.active_runs import ActiveRuns
+from aijobs.engine.attempts import Attempts
+from aijobs.engine.end_writes import EndWrites
+from aijobs.engine.ending import Ending
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.execute import Execute
-from aijobs.engine.heartbeat import Watcher
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.project import Project
 from aijobs.engine.resolve import Resolve
 from aijobs.engine.run import Run
-from aijobs.engine.settle import Settle
+from aijobs.engine.watcher import Watcher
 from aijobs.errors import ApiError, JobError
 from aijobs.ids import InstanceId
 from aijobs.job_types import flashcard_generation, synthetic
@@ -179,7 +181,7 @@ class _FlowPrepare(Prepare):
     def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
         run = super().take(message, suspects=suspects)
         if run is not None:
-            run.ending, run.ended, run.returned = FlowLock(), FlowEvent(), FlowEvent()  # type: ignore[assignment]
+            run.end_lock, run.ended = FlowLock(), FlowEvent()  # type: ignore[assignment]
         return run
 
 
@@ -193,60 +195,41 @@ class Worker(Process):
         super().__init__(f"worker-{seat}.{generation}")
         # The same process by pid, another by nonce: a later one of the same seat knows that it is gone.
         self.instance = InstanceId("model", "boot", f"ns{seat}", os.getpid(), "1", f"g{generation}")
-        self.watcher: Watcher
-        self.engine = self._engine(world)
+        self.active, self.watcher, self.engine = self._build(world)
 
-    def _engine(self, world: World) -> ExecutionEngine:
+    def _build(self, world: World) -> tuple[ActiveRuns, Watcher, ExecutionEngine]:
         s, usage = world.workers_services, UsageLog(world.clock)
-
-        def watcher(engine: ExecutionEngine) -> Watcher:
-            self.watcher = Watcher(
-                s.database,
-                s.lifecycle,
-                s.broker,
-                active=engine.active,
-                stop=engine.stop,
-                stuck=engine.stuck,
-                heartbeat_s=s.settings.heartbeat_s,
-                watch_s=s.settings.watcher_s,
-                stuck_s=s.settings.stuck_attempt_s,
-            )
-            return self.watcher
-
-        gateway = AiGateway([world.ledger], {}, s.breaker, s.call_slots)
-        return ExecutionEngine(
-            prepare=_FlowPrepare(
-                s.database,
-                s.clock,
-                s.registry,
-                s.lifecycle,
-                s.outbox_events,
-                str(self.instance),
-                send_back=hand_over(s.broker),
-            ),
-            attempts=Attempts(
-                resolve=Resolve(
-                    s.database,
-                    s.prompts,
-                    ROUTER,
-                    s.credentials,
-                ),
-                execute=Execute(
-                    s.database,
-                    s.lifecycle,
-                    gateway,
-                    usage,
-                    s.costs,
-                    build_guard(s.settings),
-                ),
-                project=Project(s.database, s.lifecycle, s.registry),
-                settle=Settle(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0),
-            ),
-            lifecycle=s.lifecycle,
-            presence=_Silent(),
-            watcher=watcher,
+        writes = EndWrites(s.database, s.clock, s.lifecycle, usage, patience=timedelta(hours=1), chance=lambda: 0.0)
+        ending = Ending(s.lifecycle, writes)
+        active = ActiveRuns(ending, _Silent())
+        watcher = Watcher(
+            s.database,
+            s.lifecycle,
+            s.broker,
+            active,
+            ending,
             abandon=self._abandon,
+            heartbeat_s=s.settings.heartbeat_s,
+            watch_s=s.settings.watcher_s,
+            stuck_s=s.settings.stuck_attempt_s,
         )
+        prepare = _FlowPrepare(
+            s.database,
+            s.clock,
+            s.registry,
+            s.lifecycle,
+            s.outbox_events,
+            str(self.instance),
+            send_back=hand_over(s.broker),
+        )
+        gateway = AiGateway([world.ledger], {}, s.breaker, s.call_slots)
+        attempts = Attempts(
+            Resolve(s.database, s.prompts, ROUTER, s.credentials),
+            Execute(s.database, s.lifecycle, gateway, usage, s.costs, build_guard(s.settings)),
+            Project(s.database, s.lifecycle, s.registry),
+            ending,
+        )
+        return active, watcher, ExecutionEngine(prepare, attempts, active, watcher)
 
     def _abandon(self) -> None:
         self.alive = False
@@ -478,9 +461,7 @@ class World:
 
     def watch(self, seat: int, plan: str) -> None:
         """A worker's watcher looks once: beats, cancels, deadlines."""
-        worker = next(
-            (w for w in (*self.workers[seat:], *self.workers[:seat]) if w.engine.active()), self.workers[seat]
-        )
+        worker = next((w for w in (*self.workers[seat:], *self.workers[:seat]) if w.active.all()), self.workers[seat])
         if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
             self._run(Flow(worker, "watcher", lambda: _look(worker), self.hub), plan)
 
@@ -621,7 +602,7 @@ class World:
         if name == "answer":
             return any(flow.why == PROVIDER for flow in self._flows())
         if name == "watch":
-            return any(worker.alive and worker.engine.active() for worker in self.workers)
+            return any(worker.alive and worker.active.all() for worker in self.workers)
         if name == "work":
             return any(flow.attempt is not None for flow in self._flows())
         if name == "go_on":

@@ -29,7 +29,7 @@ from aijobs.clock import utc_now
 from aijobs.db.clock import ManualClock
 from aijobs.db.database import Base
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
-from aijobs.engine import settle
+from aijobs.engine import end_writes
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.failure import internal_text
 from aijobs.ids import InstanceId
@@ -317,7 +317,7 @@ def open_site(database_url: str, redis_url: str, folder: Path, **settings: Any) 
             site.messages.append(internal_text(error))
             return site.messages[-1]
 
-        patch.setattr(settle, "internal_text", note_message)
+        patch.setattr(end_writes, "internal_text", note_message)
         sites.append(site)
         yield site
 

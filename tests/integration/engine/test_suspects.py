@@ -47,10 +47,14 @@ class Worker:
     presence: Onlooker
     heard: list[DomainEvent] = field(default_factory=list)
 
+    def new_job(self, *calls: dict[str, Any], user: str = "learner") -> str:
+        """A deadly job that has lost no worker."""
+        request = CreateJobInput(user, deadly_job.JOB_TYPE, "Note", "n", {"calls": list(calls) or [{}]})
+        return self.services.jobs.create_job(request).job.id
+
     def new_suspect(self, *calls: dict[str, Any], **columns: Any) -> str:
         """A deadly job that lost a shared worker before."""
-        request = CreateJobInput("learner", deadly_job.JOB_TYPE, "Note", "n", {"calls": list(calls) or [{}]})
-        job_id = self.services.jobs.create_job(request).job.id
+        job_id = self.new_job(*calls)
         with self.services.database.transaction() as session:
             values = {"uncharged_losses": 1, **columns}
             session.execute(update(AiJob).where(AiJob.id == job_id).values(**values))
@@ -280,4 +284,50 @@ def test_a_child_that_cannot_start_charges_nobody(
 
     poll(failed, timeout=START_S, what="a start failed")
     assert worker.job(job_id).losses == 1
+    assert [kind for kind, _ in worker.history(job_id)] == ["created"]
+
+
+def test_after_a_loss_a_job_that_kills_its_process_is_charged_and_takes_no_other_with_it(worker: Worker) -> None:
+    poison, innocent = worker.new_job({"way": "exit"}), worker.new_job()
+    worker.engine.alarm()
+
+    for job_id in (poison, innocent):
+        poll(lambda job_id=job_id: worker.engine.execute(worker.message(job_id)) != Outcome.PUT_BACK, timeout=START_S)
+
+    assert worker.job(poison).lost_count == 1, "the child was fresh"
+    assert worker.job(innocent).lifecycle_status == "succeeded"
+    assert worker.ran_in(innocent) != os.getpid()
+    assert worker.events(innocent) == ["ai.job.completed"]
+
+
+def test_after_a_loss_other_users_go_before_the_one_whose_job_killed_its_process(worker: Worker) -> None:
+    poison, next_one = worker.new_job({"way": "exit"}), worker.new_job()
+    other = worker.new_job(user="another")
+    worker.engine.alarm()
+    poll(lambda: worker.engine.execute(worker.message(poison)) != Outcome.PUT_BACK, timeout=START_S)
+
+    poll(lambda: worker.engine.execute(worker.message(next_one)) != Outcome.PUT_BACK, timeout=START_S)
+
+    assert worker.job(other).lifecycle_status == "succeeded"
+    assert worker.job(next_one).lifecycle_status == "queued"
+
+
+def test_without_a_loss_for_a_while_jobs_run_in_the_worker_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aijobs.engine.isolation.ALARM_S", 0.0)
+    worker.engine.alarm()
+    job_id = worker.new_job()
+    assert worker.engine.execute(worker.message(job_id)) == Outcome.SUCCEEDED
+    assert worker.ran_in(job_id) == os.getpid()
+
+
+def test_a_job_that_finds_no_child_after_a_loss_is_put_back_unlocked(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aijobs.engine.child.MODULE", "aijobs.no_such_module")
+    monkeypatch.setattr("aijobs.engine.isolation.CHILD_WAIT_S", 0.1)
+    worker.engine.alarm()
+    job_id = worker.new_job()
+    assert worker.engine.execute(worker.message(job_id)) == Outcome.PUT_BACK
     assert [kind for kind, _ in worker.history(job_id)] == ["created"]

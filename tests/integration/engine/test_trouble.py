@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from aijobs.engine.end_writes import EndWrites
 from aijobs.engine.failure import MAX_BYTES
 from aijobs.engine.outcome import Outcome
+from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
@@ -224,10 +226,10 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
         stage.kit.lifecycle.request_cancel(ids[0], "user:u1")
         return {"output": {}, "artifacts": 1}
 
-    def fails(run: Any, **_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
 
-    monkeypatch.setattr(stage.engine._attempts._settle, "cancel", fails)
+    monkeypatch.setattr(EndWrites, "cancel", fails)
     ids.append(stage.kit.new_job(job_type=stage.scripted(script)).id)
     assert stage.run(ids[0]) == "lost"
     poll(lambda: not stage.active.all(), what="the code returned")
@@ -269,14 +271,14 @@ def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
-    cancel = stage.engine._attempts._settle.cancel
+    cancel = EndWrites.cancel
 
-    def fails(run: Any, **how: Any) -> Any:
+    def fails(writes: EndWrites, run: Run, **how: Any) -> Any:
         if run.claim.job_id == bad:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
-        return cancel(run, **how)
+        return cancel(writes, run, **how)
 
-    monkeypatch.setattr(stage.engine._attempts._settle, "cancel", fails)
+    monkeypatch.setattr(EndWrites, "cancel", fails)
     deliveries = [stage.start(bad), stage.start(good)]
     poll(lambda: stage.kit.job(bad).locked_by and stage.kit.job(good).locked_by)
     for job_id in (bad, good):

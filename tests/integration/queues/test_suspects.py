@@ -32,11 +32,14 @@ class DeadlySite(Site):
 
     worker: Program
     options: Sequence[str] = ()
+    starts = 0
+    """How often the interactive worker was started."""
 
     def keep_worker(self, *options: str) -> None:
         """Start the interactive worker."""
         self.options = options
         self.worker = self.start("interactive", *options)
+        self.starts += 1
 
     def order_of(self, user: str, *calls: dict[str, Any]) -> str:
         """A deadly job of this user."""
@@ -48,7 +51,7 @@ class DeadlySite(Site):
 
         def look() -> bool:
             if not self.worker.is_running:
-                self.worker = self.start("interactive", *self.options)
+                self.keep_worker(*self.options)
             return done()
 
         poll(look, timeout=PATIENCE_S, what=what)
@@ -96,7 +99,9 @@ def site(
     site.services.broker.client.close()
 
 
-@pytest.mark.parametrize(("workers", "ways"), [("1", ["exit"]), ("2", ["segv", "memory"])], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("workers", "ways"), [("1", ["exit"]), ("2", ["segv", "memory", "exit", "exit"])], ids=["one", "two"]
+)
 def test_poison_jobs_die_alone_and_good_jobs_succeed(site: DeadlySite, workers: str, ways: list[str]) -> None:
     site.start("maintenance", "-w", "1")
     poison = [site.order_of("poisoner", {"way": way}) for way in ways]
@@ -113,6 +118,7 @@ def test_poison_jobs_die_alone_and_good_jobs_succeed(site: DeadlySite, workers: 
         assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_WORKER_LOST")
         assert site.losses(job_id)[0] == 2, "it fails at its own second death"
         assert site.history(job_id)[-3:] == ["locked", "lease_lost", "failed"]
+    assert site.starts == 2, "one worker process is lost, however many jobs kill theirs"
 
 
 def test_sigterm_gives_a_suspects_lease_back_uncharged_and_ends_its_stuck_code(site: DeadlySite) -> None:
