@@ -60,14 +60,16 @@ class Children:
             with self._guard:
                 self._wanted -= 1
 
-    def give_back(self, child: Child, *, keep: int) -> None:
-        """Take back a child from an attempt. Kill it if it is gone, or if as many as `keep` are idle already."""
+    def give_back(self, child: Child, *, eager: bool) -> None:
+        """Take back a child from an attempt, and keep one. `eager`: keep all, and replace one that died."""
         with self._guard:
             self._lent.remove(child)
-            if child.is_gone or len(self._idle) >= keep:
-                child.kill()
-            else:
+            if not child.is_gone and (eager or not self._idle):
                 self._idle.append(child)
+                return
+            child.kill()
+            if eager and time.monotonic() >= self._start_after:
+                self._start()
 
     def close(self) -> None:
         """Kill all children, and start none any more."""

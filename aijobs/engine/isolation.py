@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from aijobs.engine.child import Child
 from aijobs.engine.child_attempts import ChildAttempts
-from aijobs.engine.children import MOST, Children
+from aijobs.engine.children import Children
 from aijobs.engine.run import Run
 from aijobs.queues.message import JobMessage
 
@@ -99,4 +99,4 @@ class Isolation:
             yield child
         finally:
             if child is not None:
-                self._children.give_back(child, keep=MOST if self.is_alarmed else 1)
+                self._children.give_back(child, eager=self.is_alarmed)

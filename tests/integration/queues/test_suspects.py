@@ -100,7 +100,9 @@ def site(
 
 
 @pytest.mark.parametrize(
-    ("workers", "ways"), [("1", ["exit"]), ("2", ["segv", "memory", "exit", "exit"])], ids=["one", "two"]
+    ("workers", "ways"),
+    [pytest.param("1", ["exit"], marks=pytest.mark.long), ("2", ["segv", "memory", "exit", "exit"])],
+    ids=["one", "two"],
 )
 def test_poison_jobs_die_alone_and_good_jobs_succeed(site: DeadlySite, workers: str, ways: list[str]) -> None:
     site.start("maintenance", "-w", "1")
