@@ -36,7 +36,7 @@ def main(end: int, lifeline: int) -> NoReturn:
     _say(connection, {"ready": True})
     while True:
         order = json.loads(_hear(connection))
-        token = order["claim"][1]
+        token = order["lease"][1]
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(order["alarm"])  # In case that nobody is left who would stop the attempt.
         _say(connection, {"token": token, "begun": True})

@@ -56,7 +56,8 @@ from aijobs.events import EventBus
 from aijobs.forks import new_lock
 from aijobs.ids import InstanceId
 from aijobs.jobs.creation import JobCreation
-from aijobs.jobs.lifecycle import Lease, LifecycleRepository
+from aijobs.jobs.lease import LeasePolicy
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.limits import Limits, Quota, UserLimits
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import AiJobService
@@ -171,9 +172,9 @@ def build_services(
     registry = build_registry(prompts, modules, router, production=settings.production, timeouts=settings.job_timeouts)
     check_limits(catalogue, router, registry)
     outbox = OutboxRepository(clock, settings.message_keys)
-    lease = Lease(settings.seconds("lease"), settings.seconds("lease_grace"))
+    policy = LeasePolicy(settings.seconds("lease"), settings.seconds("lease_grace"))
     bus = EventBus()
-    lifecycle = LifecycleRepository(database, clock, outbox, lease, bus)
+    lifecycle = LifecycleRepository(database, clock, outbox, policy, bus)
     credential_store = build_credential_store(settings, clock)
     jobs = AiJobService(
         database,

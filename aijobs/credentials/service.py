@@ -58,7 +58,7 @@ class CredentialService:
                 raise ApiError("QUOTA_EXCEEDED", details)
             return self._store.add(session, place, label, key)
 
-        return self._database.write(add, settle=lambda session: self._store.find(session, place.credential_id))
+        return self._database.write(add, confirm=lambda session: self._store.find(session, place.credential_id))
 
     def list_own(self, user_id: str) -> list[Credential]:
         """A user's credentials, newest first; ten at most."""
@@ -76,7 +76,7 @@ class CredentialService:
             lock_user_row(session, user_id)
             return self._store.delete(session, user_id, credential_id)
 
-        def settled(session: Session) -> bool | None:
+        def confirm(session: Session) -> bool | None:
             return True if self._store.find(session, credential_id) is None else None
 
         def let_go(session: Session) -> bool:
@@ -85,7 +85,7 @@ class CredentialService:
         steps = Steps(self._database)
         while steps.write(let_go):
             pass
-        if not self._database.write(remove, settled):
+        if not self._database.write(remove, confirm):
             raise ApiError("NOT_FOUND")
 
     def find_sealed(self, session: Session, job: KeyedJob) -> SealedKey | None:

@@ -1,7 +1,7 @@
 """The database behind every store: column types, readers, and units of work.
 
 SQLite, PostgreSQL and MariaDB are equals. A unit of work is a function that may run again: `Database.write` repeats
-it in a fresh session after a deadlock, a lock wait or a lost connection, and settles a COMMIT whose answer was lost
+it in a fresh session after a deadlock, a lock wait or a lost connection, and confirms a COMMIT whose answer was lost
 by reading.
 """
 
@@ -193,14 +193,14 @@ class Database:
         _run_actions(session)
 
     def write(
-        self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
+        self, work: Callable[[Session], T], confirm: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
     ) -> T:
         """Run `work` in a write transaction and commit it; up to `tries` times where the database asks for it.
 
-        `work` may run again from the start in a fresh session, so it changes nothing but the database. Where the
-        answer to COMMIT was lost, `settle` reads whether it took effect: a value is the result, None means that it
-        didn't and `work` runs again. Without `settle`, `work` must itself be safe to repeat. `StatementTooLarge` if the
-        server doesn't take what it writes.
+        `work` may run again from the start in a fresh session, so it changes nothing but the database. If the answer
+        to COMMIT was lost, `confirm` reads whether it took effect: a value is the result, None means that it didn't
+        and `work` runs again. Without `confirm`, `work` must itself be safe to repeat. `StatementTooLarge` if the
+        server refuses what it writes because of its size.
         """
         lost, lost_session = False, None
         for attempt in range(1, tries + 1):
@@ -213,9 +213,9 @@ class Database:
                     _pause(attempt)
                 # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
                 # the very thing that this try met.
-                if lost and settle and (settled := self._settled(settle)) is not None:
+                if lost and confirm and (confirmed := self._confirm(confirm)) is not None:
                     _run_actions(lost_session)
-                    return settled
+                    return confirmed
                 if isinstance(error, CommitUnknown):
                     if attempt == tries:
                         raise error.cause from error
@@ -272,14 +272,14 @@ class Database:
             return False
         return True
 
-    def _settled(self, settle: Callable[[Session], T | None]) -> T | None:
-        """What `settle` reads, once the database can be asked: as often as a write is tried."""
+    def _confirm(self, confirm: Callable[[Session], T | None]) -> T | None:
+        """What `confirm` reads, once the database can be asked: as often as a write is tried."""
         for attempt in range(1, TRIES):
             try:
-                return self._look(settle)
+                return self._look(confirm)
             except DBAPIError:
                 _pause(attempt)
-        return self._look(settle)
+        return self._look(confirm)
 
     def _look(self, work: Callable[[Session], T]) -> T:
         with self._read() as session:

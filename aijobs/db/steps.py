@@ -26,7 +26,7 @@ class Steps:
         self._database, self._rest, self._progress = database, rest, progress
         self._has_one_writer = database.engine.dialect.name == "sqlite"
 
-    def write(self, work: Callable[[Session], T], settle: Callable[[Session], T | None] | None = None) -> T:
+    def write(self, work: Callable[[Session], T], confirm: Callable[[Session], T | None] | None = None) -> T:
         """Run one step, as `Database.write` does, and rest."""
         began: float | None = None
 
@@ -37,7 +37,7 @@ class Steps:
             return work(session)
 
         try:
-            result = self._database.write(timed, settle)
+            result = self._database.write(timed, confirm)
         finally:
             if self._has_one_writer:
                 held_s = 0.0 if began is None else monotonic() - began

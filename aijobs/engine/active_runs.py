@@ -47,7 +47,7 @@ class ActiveRuns:
     def add(self, run: Run) -> bool:
         """Add an attempt that was just locked. Release it and return False if a drain began meanwhile."""
         with self._guard:
-            self._runs[run.claim.token] = run
+            self._runs[run.lease.token] = run
             too_late = self._draining
         if too_late:
             self.release(run)
@@ -57,18 +57,18 @@ class ActiveRuns:
     def remove(self, run: Run) -> None:
         """Remove an attempt whose code has returned. If nobody could end it, it is lost."""
         with self._guard:
-            self._runs.pop(run.claim.token, None)
+            self._runs.pop(run.lease.token, None)
         with run.end_lock:  # After another thread that is just ending it.
             run.end(Outcome.LOST)
 
     @contextmanager
     def shown(self, run: Run) -> Iterator[None]:
         """Show the world that the attempt is running."""
-        self._presence.started(run.claim.job_id)
+        self._presence.started(run.lease.job_id)
         try:
             yield
         finally:
-            self._presence.finished(run.claim.job_id)
+            self._presence.finished(run.lease.job_id)
 
     def drain(self, grace_s: float) -> int:
         """Take no new attempts, wait `grace_s` seconds for the others, and release the rest. Return their number."""

@@ -20,7 +20,7 @@ from aijobs.db.database import Database
 from aijobs.engine.run import OpenCall, Run
 from aijobs.errors import JobError
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
@@ -79,7 +79,7 @@ class AttemptLedger:
         usage_id = new_id()
 
         def open_row(session: Session) -> str:
-            job = books.lifecycle.note_provider_call(session, run.claim)
+            job = books.lifecycle.note_provider_call(session, run.lease)
             books.close(session, run)
             return books.usage.open(
                 session,
@@ -91,7 +91,7 @@ class AttemptLedger:
                 credential_mode=self._credential_mode,
             )
 
-        books.database.write(open_row, settle=lambda s: books.usage.find(s, usage_id))
+        books.database.write(open_row, confirm=lambda s: books.usage.find(s, usage_id))
         run.call = OpenCall(usage_id, CallResult(route.provider, route.model), utc_now())
         logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
 

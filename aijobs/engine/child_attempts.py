@@ -12,7 +12,7 @@ from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, RELEASED, TIMEOUT
 from aijobs.events import DomainEvent, EventBus
 from aijobs.jobs.ends import announce_end
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.status import FINAL
 from aijobs.logs import Outage, get_logger
 
@@ -60,15 +60,15 @@ class ChildAttempts:
         return died
 
     def _ask(self, run: Run, child: Child) -> Answer | None:
-        claim, seconds = run.claim, run.token.remaining()
+        lease, seconds = run.lease, run.token.remaining()
         order = {
-            "claim": [claim.job_id, claim.token, claim.attempt_no],
+            "lease": [lease.job_id, lease.token, lease.attempt_no],
             "event": run.outbox_id,
             "seconds": seconds,
             "alarm": math.ceil(seconds) + ORPHAN_S,
         }
         try:
-            return child.run(claim.token, order, run.token.on_cancel)
+            return child.run(lease.token, order, run.token.on_cancel)
         except ChildUnused:
             run.token.cancel(RELEASED)
             return None
@@ -91,11 +91,11 @@ class ChildAttempts:
     def _announce(self, run: Run) -> None:
         """Announce an end that the child committed, if it died before it could say so."""
         try:
-            job = self._lifecycle.find(run.claim.job_id)
+            job = self._lifecycle.find(run.lease.job_id)
         except Exception as error:
             self._trouble.failed(error)
             return
-        if job is not None and job.lifecycle_status in FINAL and job.attempt_no == run.claim.attempt_no:
+        if job is not None and job.lifecycle_status in FINAL and job.attempt_no == run.lease.attempt_no:
             announce_end(self._bus, job, event_id=run.outbox_id)
 
 

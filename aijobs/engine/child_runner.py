@@ -1,4 +1,4 @@
-"""The child's side of a suspect's attempt: the job by its parent's claim, the code of any attempt, and the answer."""
+"""The child's side of a suspect's attempt: the job by its parent's lease, the code of any attempt, and the answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aijobs.engine.child import Answer
 from aijobs.engine.outcome import Outcome
 from aijobs.engine.prepare import Prepare
 from aijobs.events import DomainEvent, EventBus
-from aijobs.jobs.claim import Claim
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lease import Lease
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.logs import get_logger, job_fields, where
 from aijobs.outbox.models import END_EVENTS
 
@@ -33,11 +33,11 @@ class ChildRunner:
         return {"outcome": self._run(order).value, "events": self._events}
 
     def _run(self, order: Mapping[str, Any]) -> Outcome:
-        claim = Claim(*order["claim"])
+        lease = Lease(*order["lease"])
         try:
-            locked = self._lifecycle.find_held(claim, order["event"])
+            locked = self._lifecycle.find_held(lease, order["event"])
         except Exception as error:  # The database is away: the lease runs out, and the reaper takes the job.
-            fields = job_fields(jobId=claim.job_id, attemptNo=claim.attempt_no)
+            fields = job_fields(jobId=lease.job_id, attemptNo=lease.attempt_no)
             logger.error("suspects.not_found", error=type(error).__name__, where=where(error), **fields)
             return Outcome.LOST
         if locked is None:

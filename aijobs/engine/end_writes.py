@@ -18,9 +18,9 @@ from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
 from aijobs.errors import JobError, LifecycleError, ProvidersBusy
-from aijobs.jobs.changes import freed
-from aijobs.jobs.claim import Claim
-from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
+from aijobs.jobs.lease import JobErrorInfo, Lease
+from aijobs.jobs.lifecycle.confirm import freed
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.logs import get_logger
 
@@ -64,7 +64,7 @@ class EndWrites:
         return self._write(
             run,
             CANCELLED,
-            lambda session: self._lifecycle.mark_cancelled(run.claim, session, duration_ms=run.stopwatch.ms),
+            lambda session: self._lifecycle.mark_cancelled(run.lease, session, duration_ms=run.stopwatch.ms),
             tries,
         )
 
@@ -75,12 +75,12 @@ class EndWrites:
         that works (`busy.crowded`) waits without a limit.
         """
         if busy.crowded:
-            return self._lifecycle.release(run.claim, wait=busy.wait)
-        waited = self._database.look(lambda session: _waited_for_providers(session, self._clock, run.claim))
+            return self._lifecycle.release(run.lease, wait=busy.wait)
+        waited = self._database.look(lambda session: _waited_for_providers(session, self._clock, run.lease))
         if waited >= self._patience:
             error = JobError(PROVIDER_UNAVAILABLE, f"waited {waited} for a provider", retry_after=busy.wait)
             return self.fail(run, error, error)
-        return self._lifecycle.release(run.claim, wait=busy.wait, error_code=PROVIDER_UNAVAILABLE)
+        return self._lifecycle.release(run.lease, wait=busy.wait, error_code=PROVIDER_UNAVAILABLE)
 
     def close_call(self, run: Run, error_code: str) -> None:
         """Close the usage row of an attempt that has ended. If the call's answer still comes, it is closed again."""
@@ -97,16 +97,16 @@ class EndWrites:
 
         def without_call(session: Session) -> AiJob:
             job = change(session)
-            mark_lost(session, self._clock, run.claim.job_id, run.claim.attempt_no)
+            mark_lost(session, self._clock, run.lease.job_id, run.lease.attempt_no)
             return job
 
         try:
-            return self._database.write(with_call, settle=freed(run.claim), tries=tries)
+            return self._database.write(with_call, confirm=freed(run.lease), tries=tries)
         except Exception as error:
             if call is None or isinstance(error, LifecycleError):
                 raise
             logger.error("job.settle_failed", error=type(error).__name__, **run.fields(error_code=code))
-        job = self._database.write(without_call, settle=freed(run.claim), tries=tries)
+        job = self._database.write(without_call, confirm=freed(run.lease), tries=tries)
         try:
             self.close_call(run, code)
         except Exception as error:
@@ -124,9 +124,9 @@ class EndWrites:
         ms = run.stopwatch.ms
         if wait is None:
             info = JobErrorInfo.of(error.code, text)
-            return self._lifecycle.mark_failed(run.claim, info, session, duration_ms=ms)
+            return self._lifecycle.mark_failed(run.lease, info, session, duration_ms=ms)
         return self._lifecycle.release_for_retry(
-            run.claim,
+            run.lease,
             read_clock(session, self._clock) + wait * (1 + JITTER * self._chance()),
             error_code=error.code,
             duration_ms=ms,
@@ -139,14 +139,14 @@ class EndWrites:
             self._usage.close(session, call.usage_id, call.result)
 
 
-def _waited_for_providers(session: Session, clock: Clock, claim: Claim) -> timedelta:
+def _waited_for_providers(session: Session, clock: Clock, lease: Lease) -> timedelta:
     """Return how long the job has waited for its providers: since the first of its last postponements in a row.
 
     In the history three rows end such a series: a scheduled retry; a postponement for a slot of a working provider; and
     an earlier attempt that called a provider and was not postponed. An attempt that called one and was postponed was
     the breaker's probe, and found that the outage goes on.
     """
-    of_job, postponed = AiJobEvent.job_id == claim.job_id, AiJobEvent.type == "postponed"
+    of_job, postponed = AiJobEvent.job_id == lease.job_id, AiJobEvent.type == "postponed"
     end = aliased(AiJobEvent)
     was_probe = exists().where(
         end.job_id == AiJobEvent.job_id, end.attempt_no == AiJobEvent.attempt_no, end.type == "postponed"
@@ -156,7 +156,7 @@ def _waited_for_providers(session: Session, clock: Clock, claim: Claim) -> timed
         and_(postponed, AiJobEvent.error_code.is_(None)),
         and_(
             AiJobEvent.type == "provider_called",
-            AiJobEvent.attempt_no < claim.attempt_no,
+            AiJobEvent.attempt_no < lease.attempt_no,
             ~was_probe.correlate(AiJobEvent),
         ),
     )

@@ -19,8 +19,9 @@ from aijobs.engine.outcome import (
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
 from aijobs.errors import CancelRequested, IllegalTransition, JobError, LifecycleError
-from aijobs.jobs.claim import KnownJob
-from aijobs.jobs.lifecycle import WORKER_LOST, LifecycleRepository
+from aijobs.jobs.lease import KnownJob
+from aijobs.jobs.lifecycle.release import WORKER_LOST
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.status import FINAL
 from aijobs.logs import fault, get_logger
 
@@ -96,15 +97,15 @@ class Ending:
             case Released():
                 # Stop the code first: it must not end the attempt before its lease is released.
                 run.token.cancel(RELEASED)
-                job = self._lifecycle.release(run.claim)
+                job = self._lifecycle.release(run.lease)
                 if job.lifecycle_status not in FINAL:
                     logger.info("job.released", **run.fields(job))
                 self._complete(run, job, open_as=Outcome.RELEASED)
             case Died(charged):
-                job = self._lifecycle.charge(run.claim) if charged else self._lifecycle.lose_uncharged(run.claim)
+                job = self._lifecycle.charge(run.lease) if charged else self._lifecycle.lose_uncharged(run.lease)
                 losses = {"lostCount": job.lost_count, "unchargedLosses": job.uncharged_losses}
                 fields = run.fields(job, WORKER_LOST if charged else None)
-                logger.warning("job.lease_lost", holder=run.claim.instance, **losses, **fields)
+                logger.warning("job.lease_lost", holder=run.lease.instance, **losses, **fields)
                 self._complete(run, job, open_as=Outcome.LOST)
 
     def _complete(

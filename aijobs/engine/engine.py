@@ -108,7 +108,7 @@ class ExecutionEngine:
 
     def _run(self, run: Run) -> Outcome:
         if self._active.add(run):
-            name = f"attempt-{run.claim.job_id}"
+            name = f"attempt-{run.lease.job_id}"
             try:
                 threading.Thread(target=self._attempt, args=(run,), name=name, daemon=True).start()
             except RuntimeError as error:  # The job waits for a worker that can start a thread.

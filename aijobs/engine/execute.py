@@ -27,8 +27,8 @@ from aijobs.engine.moderation import Moderation
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import Run
 from aijobs.errors import ProvidersBusy
-from aijobs.jobs.changes import saved
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.confirm import saved
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, get_logger
 from aijobs.validation import find_schema_faults, plain_location, plain_path
@@ -94,7 +94,7 @@ class Execute:
     def _scripted(self, run: Run, job_input: Mapping[str, Any]) -> dict[str, Any]:
         if run.definition.script is None:
             raise TypeError(f"{run.definition.job_type} has neither prompt nor script")
-        answer = run.definition.script(job_input, run.claim.attempt_no, run.token)
+        answer = run.definition.script(job_input, run.lease.attempt_no, run.token)
         run.token.raise_if_cancelled()
         return _validated(run, job_input, answer)
 
@@ -112,11 +112,11 @@ class Execute:
 
     def _save(self, run: Run, output: dict[str, Any]) -> None:
         def save(session: Session) -> AiJob:
-            job = self._lifecycle.save_output(run.claim, output, session)
+            job = self._lifecycle.save_output(run.lease, output, session)
             self._books.close(session, run)
             return job
 
-        self._keep(run, save, saved(run.claim, canonical_hash(output)))
+        self._keep(run, save, saved(run.lease, canonical_hash(output)))
         run.call = None
         logger.info("job.output_saved", **run.fields())
 
@@ -131,7 +131,7 @@ class Execute:
         refused, work = 0, save
         while True:
             try:
-                self._database.write(work, settle=read_saved)
+                self._database.write(work, confirm=read_saved)
             except SQLAlchemyError as error:
                 refused = refused + 1 if self._database.answers() else 0
                 if refused > 1:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from aijobs.engine.failure import as_job_error
 from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
 from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
-from aijobs.jobs.claim import KnownJob
+from aijobs.jobs.lease import KnownJob
 from aijobs.queues import message
 
 

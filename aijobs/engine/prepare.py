@@ -17,8 +17,10 @@ from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
 from aijobs.errors import JobLockConflict, NotYourTurn, RunsAlone
+from aijobs.jobs.conditions import DUE_AT
 from aijobs.jobs.history import WORKER
-from aijobs.jobs.lifecycle import DUE_AT, JobErrorInfo, LifecycleRepository, Locked, claim_of
+from aijobs.jobs.lease import JobErrorInfo, Locked, lease_of
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, Sparing, get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
@@ -79,13 +81,13 @@ class Prepare:
 
     def begin(self, locked: Locked, seconds: float | None = None) -> Run:
         """The attempt of a job that was just locked; out of time in `seconds`, or as its definition says."""
-        definition, claim = self._registry.get(locked.job.job_type), claim_of(locked.job, locked.event_id)
+        definition, lease = self._registry.get(locked.job.job_type), lease_of(locked.job, locked.event_id)
         # Again: it may be another job than the message's, or on a user's own key.
         self._make_ready(definition, locked.job.credential_mode)
-        progress = Progress(lambda percent: self._lifecycle.report_progress(claim, percent, tries=1), self._trouble)
+        progress = Progress(lambda percent: self._lifecycle.report_progress(lease, percent, tries=1), self._trouble)
         limit_s = definition.execution.timeout_ms / 1000 if seconds is None else seconds
         token = CancellationToken(limit_s, progress.show)
-        return Run(locked.job, claim, definition, token, locked.event_id, locked.content)
+        return Run(locked.job, lease, definition, token, locked.event_id, locked.content)
 
     def _lock(self, message: JobMessage, suspects: bool) -> Locked:
         """The message's job, locked, or the one whose turn it is: the slot is free, and must not idle.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.errors import LifecycleError
-from aijobs.jobs.lifecycle import ASKED
+from aijobs.jobs.lifecycle.statements import ASKED
 
 EVERY_S = 0.5
 ANSWERED = 80
@@ -21,7 +21,7 @@ class Progress:
     def __init__(
         self, write: Callable[[int], None], trouble: DatabaseTrouble, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`write(percent)` writes the attempt's progress under its claim."""
+        """`write(percent)` writes the attempt's progress under its lease."""
         self._write, self._trouble, self._monotonic = write, trouble, monotonic
         self._guard = threading.Lock()
         self._shown, self._shown_at = 0, monotonic()
@@ -41,7 +41,7 @@ class Progress:
             self._shown, self._shown_at = reached, now
             self._write(reached)
         except LifecycleError:
-            self._shown = 100  # The claim is gone: whatever else the attempt does tells it so.
+            self._shown = 100  # The lease is gone: whatever else the attempt does tells it so.
         except Exception as error:
             self._trouble.failed(error)
         else:

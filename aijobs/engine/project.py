@@ -16,9 +16,9 @@ from aijobs.definitions.projector import Artifact
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
 from aijobs.errors import JobError, LifecycleError
-from aijobs.jobs.changes import ended
-from aijobs.jobs.claim import KnownJob
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lease import KnownJob
+from aijobs.jobs.lifecycle.confirm import ended
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.logs import get_logger
@@ -63,13 +63,13 @@ class Project:
         """End the job with these artifacts, in one transaction under its row's lock."""
 
         def work(session: Session) -> KnownJob:
-            row = self._lifecycle.lock_row(session, run.claim)
+            row = self._lifecycle.lock_row(session, run.lease)
             count = len(artifacts_of(session, row.validated_output if run.output is None else run.output))
             return self._lifecycle.mark_succeeded(
-                run.claim, session, row=row, output=run.output, artifact_count=count, duration_ms=run.stopwatch.ms
+                run.lease, session, row=row, output=run.output, artifact_count=count, duration_ms=run.stopwatch.ms
             )
 
-        return self._database.write(work, ended(run.claim, SUCCEEDED))
+        return self._database.write(work, ended(run.lease, SUCCEEDED))
 
     def _run_projector(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
         """Run the projector and note its artifacts."""

@@ -13,7 +13,7 @@ from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.child import Child
 from aijobs.engine.outcome import Outcome
 from aijobs.engine.token import CancellationToken
-from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.lease import Lease
 from aijobs.jobs.models import AiJob
 from aijobs.logs import LoggedJob, job_fields
 
@@ -34,7 +34,7 @@ class Run:
     """One attempt of a job by this process."""
 
     job: AiJob
-    claim: Claim
+    lease: Lease
     definition: JobDefinition
     token: CancellationToken
     outbox_id: str | None = None
@@ -68,7 +68,7 @@ class Run:
         return job_fields(
             job or self.job,
             outboxId=self.outbox_id,
-            attemptNo=self.claim.attempt_no,
+            attemptNo=self.lease.attempt_no,
             durationMs=self.stopwatch.ms,
             errorCode=error_code,
         )

@@ -21,7 +21,7 @@ from aijobs.engine.outcome import Cancelled, Lost, TimedOut
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, TIMEOUT
 from aijobs.errors import LifecycleError
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import SUCCEEDED
 from aijobs.logs import Outage, get_logger
@@ -97,7 +97,7 @@ class Watcher:
 
     def _hinted(self) -> bool:
         """Return whether the broker hints at a cancel of an active run."""
-        ids = [run.claim.job_id for run in self._active.all() if not run.ended.is_set()]
+        ids = [run.lease.job_id for run in self._active.all() if not run.ended.is_set()]
         return bool(ids) and bool(self._hints.find_cancel_hints(ids))
 
     def look(self) -> None:
@@ -115,7 +115,7 @@ class Watcher:
             holders = self._holders(live)
         except Exception as error:
             return [error]
-        return [self._guarded(self._compare, run, holders.get(run.claim.job_id)) for run in live]
+        return [self._guarded(self._compare, run, holders.get(run.lease.job_id)) for run in live]
 
     @staticmethod
     def _guarded(action: Callable[..., None], run: Run, *args: Any) -> Exception | None:
@@ -135,7 +135,7 @@ class Watcher:
             self._renew(run)
 
     def _forget_all_but(self, runs: list[Run]) -> None:
-        tokens = {run.claim.token for run in runs}
+        tokens = {run.lease.token for run in runs}
         for times in (self._renewed, self._over_since):
             for token in times.keys() - tokens:
                 del times[token]
@@ -150,8 +150,8 @@ class Watcher:
 
     def _report_stuck(self, run: Run) -> None:
         now = time.monotonic()
-        if now - self._over_since.setdefault(run.claim.token, now) > self._stuck_s:
-            self._over_since[run.claim.token] = math.inf  # Once: the process is about to exit.
+        if now - self._over_since.setdefault(run.lease.token, now) > self._stuck_s:
+            self._over_since[run.lease.token] = math.inf  # Once: the process is about to exit.
             self._leave(run)
 
     def _leave(self, run: Run) -> None:
@@ -167,7 +167,7 @@ class Watcher:
         """Return who holds the live runs' jobs, and which are asked to be cancelled, in one statement."""
         if not live:
             return {}
-        ids = {run.claim.job_id for run in live}
+        ids = {run.lease.job_id for run in live}
         with self._database.read() as session:
             rows = session.execute(
                 select(
@@ -180,22 +180,22 @@ class Watcher:
             }
 
     def _compare(self, run: Run, holder: _Holder | None) -> None:
-        if run.ended.is_set() or (holder is not None and holder.succeeded_as == run.claim.attempt_no):
+        if run.ended.is_set() or (holder is not None and holder.succeeded_as == run.lease.attempt_no):
             return  # Its own success is committed, and its code is about to end it.
-        if holder is None or holder.token != run.claim.token:
+        if holder is None or holder.token != run.lease.token:
             self._ending.end(run, Lost(), wait=0)  # If another thread is ending it, the next look sees it ended.
         elif holder.asked_to_cancel:
             self.stop(run, CANCELLED)
 
     def _renew(self, run: Run) -> None:
-        token, now = run.claim.token, time.monotonic()
+        token, now = run.lease.token, time.monotonic()
         if now - self._renewed.setdefault(token, now) < self._heartbeat_s:
             return
         if not run.end_lock.acquire(blocking=False):
             return  # It is being ended. The transaction holds the row, so the reaper can't take the lease either.
         try:
             # If it fails, the next look tries again. A child that projects holds the row for long: don't wait for it.
-            self._lifecycle.extend_lock(run.claim, tries=1, waits=run.child is None)
+            self._lifecycle.extend_lock(run.lease, tries=1, waits=run.child is None)
         except LifecycleError:
             return  # Lost or just ended: the next look compares holders and finds out.
         finally:

@@ -15,7 +15,7 @@ from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import StatementTooLarge, savepoint
 from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import ApiError
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.snapshots import SnapshotBuilder

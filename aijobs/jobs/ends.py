@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aijobs.events import DomainEvent, EventBus
-from aijobs.jobs.claim import KnownJob
+from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.status import FAILED
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.models import END_EVENTS

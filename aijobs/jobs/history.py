@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
 from aijobs.db.statements import insert_row
-from aijobs.jobs.claim import KnownJob
+from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.models import AiJobEvent
 
 WORKER = "worker"

@@ -19,7 +19,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
-from aijobs.jobs.lifecycle import WORKER_LOST
+from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import UnavailableFor, validated_input
 from aijobs.jobs.snapshots import read_snapshot, redacted_content
@@ -77,13 +77,13 @@ class Retries:
             message.append(inserted)
             return CreatedJob(child, created=True)
 
-        def settled(session: Session) -> CreatedJob | None:
+        def confirm(session: Session) -> CreatedJob | None:
             there = session.get(AiJob, child_id)
             return CreatedJob(there, created=True) if there else None
 
         ensure_user_row(self._database, self._clock, parent.user_id)
         with refused_if_too_large():
-            result = self._database.write(retry, settled)
+            result = self._database.write(retry, confirm)
         logger.info("job.retried", by=by, parentJobId=parent.id, **job_fields(result.job))
         self._creation.announce(result, message)
         return result

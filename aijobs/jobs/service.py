@@ -18,7 +18,7 @@ from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
 from aijobs.ids import new_id
 from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
     CreateJobInput,
@@ -122,12 +122,12 @@ class AiJobService:
             message.append(inserted)
             return CreatedJob(fresh, created=True)
 
-        def settled(session: Session) -> CreatedJob | None:
+        def confirm(session: Session) -> CreatedJob | None:
             there = session.get(AiJob, job["id"])
             return CreatedJob(there, created=True) if there else None
 
         with refused_if_too_large():
-            result = self._database.write(create, settled)
+            result = self._database.write(create, confirm)
         self._creation.announce(result, message)
         return result
 

@@ -17,9 +17,9 @@ from aijobs.clock import Stopwatch
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
-from aijobs.jobs.lifecycle import DUE_AT
+from aijobs.jobs.conditions import DUE_AT, PAUSED, WAITS
 from aijobs.jobs.models import AiJob
-from aijobs.monitor.check_rules import PAUSED, PROMISES, RULES, UNSENT, WAITS, Bounds, Rule
+from aijobs.monitor.check_rules import PROMISES, RULES, UNSENT, Bounds, Rule
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import PUBLISHED, OutboxEvent
 from aijobs.outbox.repository import outgoing

@@ -13,6 +13,7 @@ from sqlalchemy.orm import aliased
 from aijobs.ai.models import STARTED, AiUsageLog
 from aijobs.db.clock import Clock
 from aijobs.definitions.definition import TIMEOUT_MS
+from aijobs.jobs.conditions import FREED, WAITS
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
@@ -93,10 +94,6 @@ class Rule:
     broken: Callable[[Clock, Bounds], Select[str]]
 
 
-WAITS: ColumnElement[bool] = and_(
-    AiJob.lifecycle_status.in_(OPEN), or_(AiJob.lifecycle_status == QUEUED, AiJob.locked_by.is_(None))
-)
-PAUSED = exists().where(QueuePause.queue_name == AiJob.queue_name)
 _ENQUEUED = exists().where(OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == ENQUEUE)
 _FINAL_TYPES = tuple(FINAL)
 
@@ -309,7 +306,7 @@ def _history_disagrees(clock: Clock, bounds: Bounds) -> Select[str]:
         and_(AiJob.lifecycle_status.in_(FINAL), last.type == AiJob.lifecycle_status),
         and_(AiJob.lifecycle_status == QUEUED, last.type.in_(("created", "cancel_requested"))),
         and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None), last.type.in_(held_types)),
-        and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None), last.type.in_(waiting_types)),
+        and_(FREED, last.type.in_(waiting_types)),
     )
     otherwise = or_(~agrees, last.attempt_no != AiJob.attempt_no)
     return _jobs(exists().where(last.job_id == AiJob.id, last.seq == AiJob.event_seq, otherwise).correlate(AiJob))

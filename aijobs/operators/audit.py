@@ -77,7 +77,7 @@ class AuditTrail:
         def begin(session: Session) -> None:
             session.add(self.row(action, target_type, target_id, id=entry.id, reason=reason, before=dict(before)))
 
-        self._database.write(begin, settle=_is_there(entry.id))
+        self._database.write(begin, confirm=_is_there(entry.id))
         try:
             yield entry
         except ApiError as error:
@@ -103,7 +103,7 @@ class AuditTrail:
 
 
 def _is_there(entry_id: str) -> Callable[[Session], bool | None]:
-    def settle(session: Session) -> bool | None:
+    def confirm(session: Session) -> bool | None:
         return True if session.get(AuditLog, entry_id) is not None else None
 
-    return settle
+    return confirm

@@ -132,10 +132,10 @@ class OperatorSessions:
             )
             return True
 
-        def settle(session: Session) -> bool | None:
+        def confirm(session: Session) -> bool | None:
             return True if session.get(OperatorSession, session_id) is not None else None
 
-        return key if self._database.write(work, settle=settle) else None
+        return key if self._database.write(work, confirm=confirm) else None
 
     def find(self, key: str) -> FoundSession | None:
         """Return the session of a key, also one that has ended; None if there is none, or no longer."""

@@ -156,7 +156,7 @@ class OutboxRepository:
         row = read_rows(session, _BY_KEY, {"key": key}).one_or_none()
         return None if row is None else SeenEvent._make(row)
 
-    def settle_enqueue(
+    def mark_asking_published(
         self, session: Session, job: EnqueuedJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
     ) -> str | None:
         """Mark the event that asks for `attempt` published: `at` its beginning, or with no time if nobody waits for it

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable, JobLockConflict
-from aijobs.jobs.lifecycle import JobErrorInfo, LifecycleRepository
+from aijobs.jobs.lease import JobErrorInfo
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, fault, get_logger, job_fields, where
 from aijobs.outbox.keys import enqueue_key
@@ -112,7 +113,7 @@ class OutboxDispatcher:
     # --- one claim ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, seconds: float, *, tried: bool) -> Iterator[int]:
-        """Claim and deliver due events until none is left or the time is up; how many, of each claim that got any.
+        """Lease and deliver due events until none is left or the time is up; how many, of each claim that got any.
 
         A page that another dispatcher is just claiming is passed over, and what then moves up into its place: one that
         stands still in the middle of its claim holds up none of those behind. To look for tried events reads all of a

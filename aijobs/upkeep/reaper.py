@@ -12,7 +12,8 @@ from aijobs.db.database import Database
 from aijobs.db.steps import Steps
 from aijobs.errors import JobLockConflict, LifecycleError
 from aijobs.ids import InstanceId
-from aijobs.jobs.lifecycle import LifecycleRepository, claim_of
+from aijobs.jobs.lease import lease_of
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import fault, get_logger, job_fields
 
@@ -68,12 +69,12 @@ class LockReaper:
         """Batches of leases of one dead process each. Those of a process that may live are stepped over all at once."""
         after = observer.host_prefix
         while page := self._held_on(observer, after):
-            instance = claim_of(page[0]).instance
+            instance = lease_of(page[0]).instance
             holder = InstanceId.parse(page[0].locked_by or "")
             if holder is not None and holder.is_dead_beside(observer):
-                batch = [job for job in page if claim_of(job).instance == instance]
+                batch = [job for job in page if lease_of(job).instance == instance]
                 yield batch
-                after = claim_of(batch[-1]).token
+                after = lease_of(batch[-1]).token
             else:
                 after = f"{instance}/~"  # Behind each of its tokens, whose other part is hexadecimal.
 
@@ -105,13 +106,13 @@ class LockReaper:
                         _pass_over(job, refused)
             return taken
 
-        def settled(session: Session) -> Taken | None:
+        def confirm(session: Session) -> Taken | None:
             tokens = [job.locked_by for job, _ in taken]
             held = session.execute(select(AiJob.id).where(AiJob.locked_by.in_(tokens)).limit(1)).scalar()
             return taken if held is None else None
 
         try:
-            self._steps.write(take, settled)
+            self._steps.write(take, confirm)
         except Exception:  # Each lease is tried alone, and a failure is logged there.
             return sum(self._take_alone(job, at_once=at_once) for job in jobs)
         for job, after in taken:
@@ -133,18 +134,18 @@ class LockReaper:
     def _expire(self, job: AiJob, session: Session | None, *, at_once: bool) -> AiJob:
         if job.lock_until is None:
             raise JobLockConflict(job.id, "has no lease")
-        return self._lifecycle.expire(claim_of(job), job.lock_until, session, at_once=at_once)
+        return self._lifecycle.expire(lease_of(job), job.lock_until, session, at_once=at_once)
 
 
 def _pass_over(job: AiJob, refused: LifecycleError) -> None:
     """A beat, the holder or another reaper came first: exactly what the compare-and-set is for."""
-    logger.debug("reaper.passed_over", holder=claim_of(job).instance, why=type(refused).__name__, **job_fields(job))
+    logger.debug("reaper.passed_over", holder=lease_of(job).instance, why=type(refused).__name__, **job_fields(job))
 
 
 def _tell(job: AiJob, after: AiJob) -> None:
     logger.warning(
         "job.lease_lost",
-        holder=claim_of(job).instance,
+        holder=lease_of(job).instance,
         lostCount=after.lost_count,
         unchargedLosses=after.uncharged_losses,
         **job_fields(after, attemptNo=job.attempt_no),

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import and_, exists, or_, select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
-from aijobs.jobs.lifecycle import DUE_AT
+from aijobs.jobs.conditions import DUE_AT, NO_CANCEL, PAUSED, WAITS
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import OPEN, QUEUED
+from aijobs.jobs.status import OPEN
 from aijobs.logs import Outage, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import PUBLISHED, OutboxEvent, QueuePause
+from aijobs.outbox.models import PUBLISHED, OutboxEvent
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.queues.state import REFUSED
@@ -82,13 +82,13 @@ class Redrive:
 
     def _waiting(self, queue_name: str | None, due_for: timedelta) -> Iterator[Sequence[AiJob]]:
         """Pages of jobs that have waited for a worker since they were due, most urgent first within a page."""
-        paused = exists().where(QueuePause.queue_name == AiJob.queue_name)
-        waits = or_(AiJob.lifecycle_status == QUEUED, AiJob.locked_by.is_(None))
         query = (
             select(AiJob)
             .where(
                 AiJob.lifecycle_status.in_(OPEN),
-                and_(waits, ~paused, AiJob.cancel_requested_at.is_(None)),
+                WAITS,
+                ~PAUSED,
+                NO_CANCEL,
                 DUE_AT <= self._clock.now(-due_for),
             )
             .order_by(AiJob.id)

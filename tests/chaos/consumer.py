@@ -55,14 +55,14 @@ class Books:
         """Wraps `generate` of a provider. What goes to a server says under which usage row, for the server's books."""
         run: Run = self._at_work.run
         assert run.call is not None, "a provider was asked before the usage row was there"
-        whose = {"usage": run.call.usage_id, "job": run.claim.job_id, "attempt": run.claim.attempt_no}
+        whose = {"usage": run.call.usage_id, "job": run.lease.job_id, "attempt": run.lease.attempt_no}
         self._points.reach("before_call")
         ledger.append(self._path, what=ledger.ASKED, provider=provider.name, **whose)
         if provider.name != NAME:
             marked = replace(request.prompt, user=with_row(request.prompt.user, run.call.usage_id))
             answer = original(provider, replace(request, prompt=marked), token)
         elif request.job_type == chaos_job.JOB_TYPE:
-            answer = self._scripted(request.input, run.claim.attempt_no, token)
+            answer = self._scripted(request.input, run.lease.attempt_no, token)
         else:
             answer = original(provider, request, token)
         ledger.append(self._path, what=ledger.ANSWERED, provider=provider.name, **whose)

@@ -148,18 +148,18 @@ def install_commits(points: CrashPoints, role: str) -> None:
 
 def install_maintenance(points: CrashPoints) -> None:
     """The points of dispatcher and reaper."""
-    from aijobs.jobs.lifecycle import LifecycleRepository
+    from aijobs.jobs.lifecycle.repository import LifecycleRepository
     from aijobs.outbox.repository import OutboxRepository
     from aijobs.queues.broker import RedisBroker
 
     claimed = threading.local()
 
-    def claim(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def lease(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         claimed.events = original(*args, **kwargs)
         return claimed.events
 
     def send(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # By now the claim is committed; the re-drive sends without one.
+        # By now the lease is committed; the re-drive sends without one.
         if getattr(claimed, "events", None):
             points.reach("after_claim")
             claimed.events = None
@@ -167,7 +167,7 @@ def install_maintenance(points: CrashPoints) -> None:
         points.reach("after_send")
         return failures
 
-    wrap(OutboxRepository, "claim", claim)
+    wrap(OutboxRepository, "lease", lease)
     wrap(RedisBroker, "send", send)
     wrap(OutboxRepository, "mark_published", before(points, "before_mark"))
     wrap(LifecycleRepository, "expire", after(points, "after_expire"))
@@ -177,7 +177,7 @@ def install_worker(points: CrashPoints) -> None:
     """The points of an attempt."""
     from aijobs.engine.project import Project
     from aijobs.job_types.flashcard_generation import FlashcardProjector
-    from aijobs.jobs.lifecycle import LifecycleRepository
+    from aijobs.jobs.lifecycle.repository import LifecycleRepository
     from tests.chaos.chaos_job import ItemProjector
 
     wrap(LifecycleRepository, "lock_job", before(points, "before_lock"))

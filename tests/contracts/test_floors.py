@@ -16,8 +16,8 @@ PICTURE = """
 4    wiring  testing.*
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
-2    jobs.claim  jobs.history  jobs.changes  jobs.lifecycle  jobs.snapshots  jobs.requests  jobs.chains
-2    jobs.users  jobs.limits  jobs.fairness  jobs.ends  outbox.*  ai.*  screening.*  credentials.*
+2    jobs.lease  jobs.conditions  jobs.history  jobs.lifecycle.*  jobs.snapshots  jobs.requests  jobs.chains
+2    jobs.users  jobs.limits  jobs.ends  outbox.*  ai.*  screening.*  credentials.*
 1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message  queues.state
 1    jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
 0    errors  clock  ids  settings  logs  canonical  machine  validation  answers
@@ -114,7 +114,7 @@ def test_imports_point_down_only() -> None:
     ("name", "source"),
     [
         ("aijobs.engine.sample", "from aijobs.queues.broker import RedisBroker"),
-        ("aijobs.jobs.lifecycle", "def late():\n    from aijobs.upkeep import dispatcher"),
+        ("aijobs.jobs.lifecycle.lock", "def late():\n    from aijobs.upkeep import dispatcher"),
         ("aijobs.errors", "import aijobs.db.engines"),
         ("aijobs.monitor.sample", "from aijobs import wiring"),
         ("aijobs.ai.sample", "from .providers.openai_compatible import OpenAiCompatibleProvider"),

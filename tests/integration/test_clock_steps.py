@@ -57,9 +57,9 @@ def _new_job(kit: Kit) -> Waiting:
 
 
 def _retry(kit: Kit) -> Waiting:
-    claim, one = kit.running(), dispatcher(kit)
-    kit.lifecycle.release_for_retry(claim, kit.clock.at + timedelta(seconds=10))  # type: ignore[attr-defined]
-    return 10, lambda: one.cycle() == 1 and kit.lock(claim.job_id).attempt_no == 2
+    lease, one = kit.running(), dispatcher(kit)
+    kit.lifecycle.release_for_retry(lease, kit.clock.at + timedelta(seconds=10))  # type: ignore[attr-defined]
+    return 10, lambda: one.cycle() == 1 and kit.lock(lease.job_id).attempt_no == 2
 
 
 def _claim_of_a_dead_dispatcher(kit: Kit) -> Waiting:
@@ -68,7 +68,7 @@ def _claim_of_a_dead_dispatcher(kit: Kit) -> Waiting:
     outbox, one = kit.services.outbox_events, dispatcher(kit)
     with kit.database.read() as session:
         found = outbox.find_dispatchable(session, 10, tried=False)
-    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
+    kit.database.write(lambda s: outbox.lease(s, found, "dead/x"))
     return 60, lambda: (one.release_expired_claims(), one.cycle()) == (1, 1)
 
 
@@ -123,9 +123,9 @@ def test_a_live_worker_keeps_its_job_and_its_next_beat_sets_the_lease_right(sqli
 
 @STEPS
 def test_a_lease_that_was_renewed_after_a_step_lasts_as_long_as_any(sqlite_kit: Kit, step: float) -> None:
-    claim = sqlite_kit.running()
+    lease = sqlite_kit.running()
     sqlite_kit.advance(step)
-    sqlite_kit.lifecycle.extend_lock(claim)
+    sqlite_kit.lifecycle.extend_lock(lease)
     sqlite_kit.advance(LEASE_LOST_S - MOMENT_S)
     assert reaper(sqlite_kit).reap() == 0
     sqlite_kit.advance(MOMENT_S)
@@ -179,7 +179,7 @@ def test_a_dispatcher_in_whose_send_the_clock_steps_publishes_once(sqlite_kit: K
     assert (event.status, event.locked_by) == ("published", None)
     assert kit.broker.pending_count("ai-interactive") == 1
     if step > 0:
-        assert seen == [1, 1, event.published_at], "the claim looked old, and the late mark of its maker is none"
+        assert seen == [1, 1, event.published_at], "the lease looked old, and the late mark of its maker is none"
     else:
         assert (seen, event.attempt_count) == ([0, 0, None], 1)
 

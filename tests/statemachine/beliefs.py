@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.database import Base
 from aijobs.definitions.definition import MOST_LOSSES
-from aijobs.jobs.lifecycle import WORKER_LOST
+from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING, SUCCEEDED
 from aijobs.monitor.check import RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key

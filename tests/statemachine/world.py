@@ -146,9 +146,9 @@ class Ledger:
         flow = this_flow()
         assert flow is not None, "a call outside any flow"
         assert flow.attempt is not None, "a call outside any attempt"
-        claim = flow.attempt.claim
-        self.world.note_purchase(claim.job_id)
-        self.calls.append((claim.job_id, claim.attempt_no))
+        lease = flow.attempt.lease
+        self.world.note_purchase(lease.job_id)
+        self.calls.append((lease.job_id, lease.attempt_no))
         outcome = stop(PROVIDER) or "ok"
         if outcome == "aborted":
             token.raise_if_cancelled()
@@ -396,7 +396,7 @@ class World:
 
     def release_claims(self, plan: str) -> None:
         """Put back what dead dispatchers claimed."""
-        self._run_alone("claims", self.dispatcher.release_expired_claims, plan)
+        self._run_alone("leases", self.dispatcher.release_expired_claims, plan)
 
     def redrive(self, plan: str) -> None:
         """Look for lost messages."""
@@ -454,7 +454,7 @@ class World:
             self._step(flows[n % len(flows)], outcome)
 
     def work(self, n: int, outcome: str, plan: str) -> None:
-        """One attempt goes on to its end, whatever has become of its claim meanwhile."""
+        """One attempt goes on to its end, whatever has become of its lease meanwhile."""
         attempts = [flow for flow in self._flows() if flow.attempt is not None]
         if attempts:
             self._run(attempts[n % len(attempts)], plan, outcome)

@@ -20,7 +20,8 @@ from aijobs.db.clock import Clock, ManualClock
 from aijobs.db.database import Base, Database, is_mysql
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
-from aijobs.jobs.lifecycle import Claim, JobErrorInfo, LifecycleRepository, claim_of
+from aijobs.jobs.lease import JobErrorInfo, Lease, lease_of
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
 from aijobs.outbox.models import OutboxEvent, QueuePause
@@ -96,12 +97,12 @@ class Kit:
         assert created.created
         return created.job
 
-    def lock(self, job_id: str, instance: str = "worker-1") -> Claim:
-        """Take the job; the claim."""
-        return claim_of(self.lifecycle.lock_job(job_id, instance).job)
+    def lock(self, job_id: str, instance: str = "worker-1") -> Lease:
+        """Take the job; the lease."""
+        return lease_of(self.lifecycle.lock_job(job_id, instance).job)
 
-    def running(self, **changes: Any) -> Claim:
-        """The claim of a new job that a worker just took."""
+    def running(self, **changes: Any) -> Lease:
+        """The lease of a new job that a worker just took."""
         return self.lock(self.new_job(**changes).id)
 
     def advance(self, seconds: float) -> None:
@@ -109,33 +110,33 @@ class Kit:
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(timedelta(seconds=seconds))
 
-    def job_in(self, state: str, **changes: Any) -> tuple[str, Claim]:
-        """A job brought into `state` by its writers, and the claim of the attempt that was (or would be) its last.
+    def job_in(self, state: str, **changes: Any) -> tuple[str, Lease]:
+        """A job brought into `state` by its writers, and the lease of the attempt that was (or would be) its last.
 
         Beside the five states: `retrying` (running, waits for its next attempt, due now), `cancel_requested`
         (running, a worker holds it).
         """
         job = self.new_job(**changes)
         if state == "queued":
-            return job.id, Claim(job.id, "worker-1/never", 1)
+            return job.id, Lease(job.id, "worker-1/never", 1)
         if state == "cancelled_waiting":
             self.lifecycle.request_cancel(job.id, "user:u1")
-            return job.id, Claim(job.id, "worker-1/never", 1)
-        claim = self.lock(job.id)
+            return job.id, Lease(job.id, "worker-1/never", 1)
+        lease = self.lock(job.id)
         if state == "succeeded":
-            self.lifecycle.mark_succeeded(claim)
+            self.lifecycle.mark_succeeded(lease)
         elif state == "failed":
-            self.lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_ERROR", "scripted"))
+            self.lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_ERROR", "scripted"))
         elif state == "cancelled":
             self.lifecycle.request_cancel(job.id, "user:u1")
-            self.lifecycle.mark_cancelled(claim)
+            self.lifecycle.mark_cancelled(lease)
         elif state == "cancel_requested":
             self.lifecycle.request_cancel(job.id, "user:u1")
         elif state == "retrying":
-            self.lifecycle.release(claim)
+            self.lifecycle.release(lease)
         else:
             assert state == "running", state
-        return job.id, claim
+        return job.id, lease
 
     def pause(self, queue_name: str = "ai-interactive") -> None:
         """Pause a queue."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from aijobs.jobs import status
-from aijobs.jobs.claim import Claim, JobErrorInfo, Lease
+from aijobs.jobs.lease import JobErrorInfo, Lease, LeasePolicy
 from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES, STATUS_TO_LIFECYCLE, TRANSITIONS, phase
 
 
@@ -68,13 +68,13 @@ def test_the_phase_says_where_a_job_is(row: Row, published: bool, expected: str)
 
 
 def test_a_claim_knows_the_instance_that_its_token_names() -> None:
-    assert Claim("j", "host~boot~ns~1~2~ab/0123", 1).instance == "host~boot~ns~1~2~ab"
+    assert Lease("j", "host~boot~ns~1~2~ab/0123", 1).instance == "host~boot~ns~1~2~ab"
 
 
 def test_a_lease_counts_as_lost_after_length_and_grace() -> None:
     from datetime import timedelta
 
-    assert Lease(timedelta(seconds=60), timedelta(seconds=30)).threshold_ms == 90_000
+    assert LeasePolicy(timedelta(seconds=60), timedelta(seconds=30)).threshold_ms == 90_000
 
 
 def test_an_error_carries_its_codes_public_message() -> None:

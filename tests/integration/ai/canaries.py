@@ -177,8 +177,8 @@ class Site:
             return session.get_one(AiJob, job_id)
 
     def ask_as_user(self, path: str) -> Any:
-        claims = {"sub": USER, "exp": utc_now().timestamp() + 600}
-        token = jwt.encode(claims, self.services.settings.jwt_secret, "HS256")
+        leases = {"sub": USER, "exp": utc_now().timestamp() + 600}
+        token = jwt.encode(leases, self.services.settings.jwt_secret, "HS256")
         return self.console.http.get(path, headers={"Authorization": f"Bearer {token}"})
 
     def forget(self) -> None:

@@ -52,7 +52,7 @@ def run_out_of_time(live: Live, step: Step, attempts: int) -> AiJob:
     for number in range(1, attempts + 1):
         delivery = live.stage.start(job_id)
         live.llm.wait_for_calls(number)
-        (run,) = [run for run in live.stage.active.all() if run.claim.attempt_no == number]
+        (run,) = [run for run in live.stage.active.all() if run.lease.attempt_no == number]
         live.stage.watcher.stop(run, TIMEOUT)
         delivery.wait()
         live.llm.wait_until_left(number)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aijobs.job_types import flashcard_generation
-from aijobs.jobs.lifecycle import SAVED
+from aijobs.jobs.lifecycle.statements import SAVED
 from aijobs.testing.fakellm import Answer, FakeLlm, Reply, faults
 from tests.integration.ai.conftest import KEY, LOOP, Live, LiveOpener
 from tests.support.polling import poll

@@ -236,13 +236,13 @@ def test_keys_are_deleted_while_jobs_are_made_locked_and_ended_with_them(live_ki
     outcomes = race(
         *[partial(kit.services.credentials.delete, "u1", one) for one in ids],
         *[partial(make, one) for one in ids],
-        *[partial(kit.lifecycle.mark_succeeded, claim) for claim in old],
+        *[partial(kit.lifecycle.mark_succeeded, lease) for lease in old],
     )
     failed = [one for one in outcomes if isinstance(one, Exception)]
     assert all(isinstance(one, InputInvalid) for one in failed), failed
     assert not kit.rows("user_model_credentials")
     assert {row["credential_id"] for row in kit.rows("ai_jobs")} == {None}
-    assert all(kit.job(claim.job_id).lifecycle_status == "succeeded" for claim in old)
+    assert all(kit.job(lease.job_id).lifecycle_status == "succeeded" for lease in old)
 
 
 GARBLED: dict[str, Callable[[bytes, bytes], dict[str, Any]]] = {

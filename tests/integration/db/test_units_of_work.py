@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from aijobs.db.clock import ManualClock
 from aijobs.db.database import Database, savepoint
 from aijobs.db.statements import change_rows
-from aijobs.jobs.lifecycle import JobErrorInfo, Locked
+from aijobs.jobs.lease import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
@@ -57,10 +57,10 @@ UNITS: dict[str, tuple[str, Callable[[Kit, Any], Any], list[str]]] = {
 def test_a_commit_whose_answer_was_lost_is_settled_by_reading(kit: Kit, when: Any) -> None:
     for name, (state, unit, added) in UNITS.items():
         expected = _undisturbed(kit, state, unit)
-        job_id, claim = kit.job_in(state)
+        job_id, lease = kit.job_in(state)
         told, before = kit.types(job_id), kit.counts()
         with lose_commits(kit.database, when) as left:
-            answer = unit(kit, claim)
+            answer = unit(kit, lease)
         assert left == [0], f"{name}: nothing was lost"
         assert kit.types(job_id) == told + added, f"{name}, lost {when} it took effect"
         assert _without_names(kit.row(job_id)) == expected, f"{name}, lost {when} it took effect"
@@ -73,8 +73,8 @@ def test_a_commit_whose_answer_was_lost_is_settled_by_reading(kit: Kit, when: An
 
 
 def _undisturbed(kit: Kit, state: str, unit: Callable[[Kit, Any], Any]) -> dict[str, Any]:
-    job_id, claim = kit.job_in(state)
-    unit(kit, claim)
+    job_id, lease = kit.job_in(state)
+    unit(kit, lease)
     return _without_names(kit.row(job_id))
 
 
@@ -104,10 +104,10 @@ def test_a_commit_that_was_only_late_is_the_one_effect_and_its_own_answer(kit: K
     """Read at once it seems not to have happened; tried again, the work meets what it did itself."""
     for name, (state, unit, added) in UNITS.items():
         expected = _undisturbed(kit, state, unit)
-        job_id, claim = kit.job_in(state)
+        job_id, lease = kit.job_in(state)
         told, before = kit.types(job_id), kit.counts()
         with late_commit(kit.database) as left:
-            answer = unit(kit, claim)
+            answer = unit(kit, lease)
         assert left == [0], f"{name}: nothing was lost"
         assert kit.types(job_id) == told + added, name
         assert _without_names(kit.row(job_id)) == expected, name
@@ -129,7 +129,7 @@ def test_a_job_whose_commit_was_only_late_is_there_once_and_is_its_creators(kit:
 
 
 def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     refused = [3]
 
     def refuse(_dialect: Any, _record: Any, _args: Any, _kwargs: Any) -> None:
@@ -142,12 +142,12 @@ def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers
     kit.database.dispose()  # So that each look needs a connection of its own.
     try:
         with lose_commits(kit.database, "after") as lost:
-            job = kit.lifecycle.mark_succeeded(claim)
+            job = kit.lifecycle.mark_succeeded(lease)
     finally:
         event.remove(kit.database.engine, "do_connect", refuse)
     assert refused == [0]
     assert job.lifecycle_status == "succeeded"
-    assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
+    assert kit.types(lease.job_id) == ["created", "locked", "succeeded"]
 
 
 def test_the_lost_answer_of_a_users_first_row_does_not_matter(kit: Kit) -> None:
@@ -175,13 +175,13 @@ def test_a_commit_lost_at_the_last_try_is_settled_too(kit: Kit) -> None:
 
 
 def test_commits_lost_again_and_again_end_in_an_error_and_in_no_second_effect(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     with lose_commits(kit.database, "before", times=5), pytest.raises(DBAPIError):
-        kit.lifecycle.mark_succeeded(claim)
-    assert kit.types(claim.job_id) == ["created", "locked"]
+        kit.lifecycle.mark_succeeded(lease)
+    assert kit.types(lease.job_id) == ["created", "locked"]
     with lose_commits(kit.database, "before", times=4):
-        kit.lifecycle.mark_succeeded(claim)
-    assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
+        kit.lifecycle.mark_succeeded(lease)
+    assert kit.types(lease.job_id) == ["created", "locked", "succeeded"]
 
 
 # --- deadlocks -----------------------------------------------------------------------------------------------------
@@ -428,14 +428,14 @@ def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_it
     monkeypatch.setattr("aijobs.db.engines.IDLE_TRANSACTION_S", 1)
     url = databases.create_database(prepare_database)
     with open_kit(url, clock=ManualClock(BEGIN)) as kit, open_kit(url, clock=ManualClock(BEGIN)) as silent:
-        claim = kit.running()
+        lease = kit.running()
         kit.advance(90)
         with silent.database.engine.connect() as connection:
-            hold(connection, claim.job_id)
+            hold(connection, lease.job_id)
             reaper = LockReaper(kit.database, kit.lifecycle)
             assert reaper.reap() == 0
             poll(lambda: reaper.reap() == 1, what="the server ended the silent transaction")
             with pytest.raises(DBAPIError):
-                hold(connection, claim.job_id)
-        assert (kit.job(claim.job_id).uncharged_losses, kit.job(claim.job_id).progress) == (1, 0)
+                hold(connection, lease.job_id)
+        assert (kit.job(lease.job_id).uncharged_losses, kit.job(lease.job_id).progress) == (1, 0)
     databases.drop_database(url)

@@ -302,15 +302,15 @@ def failing_statement(kit: Kit, number: int, error: Callable[[], Exception]) -> 
 def saved_job(stage: Stage, projector: Any = None) -> str:
     """A job whose output is saved, and whose next attempt begins at PROJECT."""
     job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
-    claim = stage.kit.lock(job_id)
+    lease = stage.kit.lock(job_id)
     output = {
         "cards": [
             {**card, "evidence": [{**e, "start": 0, "end": 1} for e in card["evidence"]]} for card in CARDS["cards"]
         ],
         "dropped": [],
     }
-    stage.kit.lifecycle.save_output(claim, output)
-    stage.kit.lifecycle.release(claim)
+    stage.kit.lifecycle.save_output(lease, output)
+    stage.kit.lifecycle.release(lease)
     return job_id
 
 

@@ -170,11 +170,11 @@ def test_the_wait_that_a_provider_asks_for_is_kept(stage: Stage) -> None:
 def test_errors_and_lost_workers_are_counted_apart_and_never_multiply(stage: Stage) -> None:
     job_type = stage.scripted(raising("PROVIDER_UNAVAILABLE", "PROVIDER_UNAVAILABLE"), max_retries=2)
     job_id = stage.kit.new_job(job_type=job_type).id
-    claim = stage.kit.lock(job_id)
+    lease = stage.kit.lock(job_id)
     stage.kit.advance(91)
     (lost,) = stage.kit.lifecycle.find_expired_locks()
     assert lost.lock_until is not None
-    stage.kit.lifecycle.expire(claim, lost.lock_until)
+    stage.kit.lifecycle.expire(lease, lost.lock_until)
     stage.kit.advance(2)
     job = stage.run_to_end(job_id)
     assert (job.lifecycle_status, job.retry_count, job.uncharged_losses) == ("succeeded", 1, 1)

@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from aijobs.errors import LockLost
 from aijobs.events import DomainEvent
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo
 from aijobs.logs import JOB_KEYS
 from aijobs.outbox.models import END_EVENTS, OutboxEvent
 from aijobs.queues.message import OutgoingMessage
@@ -190,23 +190,23 @@ def test_the_line_of_an_attempts_end_names_its_event_and_its_length(sqlite_stage
 
 def test_an_end_that_is_rolled_back_is_not_announced(sqlite_stage: Stage, ear: Ear) -> None:
     kit = sqlite_stage.kit
-    claim = kit.running()
+    lease = kit.running()
 
     def fail_and_give_up(session: Any) -> None:
-        kit.lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_ERROR"), session)
-        raise LockLost(claim.job_id, "changed its mind")
+        kit.lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_ERROR"), session)
+        raise LockLost(lease.job_id, "changed its mind")
 
     with pytest.raises(LockLost):
         kit.database.write(fail_and_give_up)
-    assert kit.job(claim.job_id).lifecycle_status == "running"
-    assert ear.heard(claim.job_id) == []
-    assert ear.logged(claim.job_id) == []
+    assert kit.job(lease.job_id).lifecycle_status == "running"
+    assert ear.heard(lease.job_id) == []
+    assert ear.logged(lease.job_id) == []
 
 
 ENDINGS: dict[str, Callable[[Kit, Any], Any]] = {
-    "succeeded": lambda kit, claim: kit.lifecycle.mark_succeeded(claim),
-    "failed": lambda kit, claim: kit.lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_ERROR")),
-    "cancelled": lambda kit, claim: kit.jobs.cancel(claim.job_id, "user:u1"),
+    "succeeded": lambda kit, lease: kit.lifecycle.mark_succeeded(lease),
+    "failed": lambda kit, lease: kit.lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_ERROR")),
+    "cancelled": lambda kit, lease: kit.jobs.cancel(lease.job_id, "user:u1"),
 }
 
 
@@ -217,13 +217,13 @@ def test_an_end_whose_commit_got_no_answer_is_announced_once(
 ) -> None:
     kit = sqlite_stage.kit
     sqlite_stage.engine.close()  # Its watcher commits nothing meanwhile.
-    claim = kit.running()
+    lease = kit.running()
     if status == "cancelled":
-        kit.lifecycle.release(claim)
+        kit.lifecycle.release(lease)
     with lose_commits(kit.database, when) as left:
-        ENDINGS[status](kit, claim)
+        ENDINGS[status](kit, lease)
     assert left == [0]
-    assert [kind for kind, _, _ in ear.heard(claim.job_id)] == [END_EVENTS[status]]
+    assert [kind for kind, _, _ in ear.heard(lease.job_id)] == [END_EVENTS[status]]
 
 
 # --- jobs whose message was never sent --------------------------------------------------------------------------------

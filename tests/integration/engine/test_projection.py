@@ -15,7 +15,7 @@ from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.definitions.projector import Artifact
 from aijobs.errors import LifecycleError
 from aijobs.job_types.flashcard_generation import FlashcardProjector
-from aijobs.jobs.lifecycle import claim_of
+from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import FINAL
 from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, open_stage, saved_job
@@ -153,7 +153,7 @@ def _ask_to_cancel(stage: Stage, job_id: str) -> None:
 def _take_over(stage: Stage, job_id: str) -> None:
     job = stage.kit.job(job_id)
     assert job.lock_until is not None
-    stage.kit.lifecycle.expire(claim_of(job), job.lock_until)
+    stage.kit.lifecycle.expire(lease_of(job), job.lock_until)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_faile
                 return stage.engine._attempts._project.project(run)
 
             def reap(run: Any = run) -> Any:
-                return kit.lifecycle.expire(run.claim, BEGIN)
+                return kit.lifecycle.expire(run.lease, BEGIN)
 
             ahead = number % 9 - 4
             outcomes = race(_after_looks(kit, job_id, ahead, project), _after_looks(kit, job_id, -ahead, reap))

@@ -19,7 +19,7 @@ from aijobs.db.database import CommitUnknown
 from aijobs.definitions.projector import Artifact, ProjectionResult
 from aijobs.errors import JobError
 from aijobs.job_types import flashcard_generation
-from aijobs.jobs.lifecycle import claim_of
+from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from tests.integration.engine.stage import CARDS, NOTES, Stage
@@ -324,7 +324,7 @@ def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
         taken.append(job_id)
         held = stage.kit.job(job_id)
         assert held.lock_until is not None
-        stage.kit.lifecycle.expire(claim_of(held), held.lock_until, at_once=True)
+        stage.kit.lifecycle.expire(lease_of(held), held.lock_until, at_once=True)
         stage.kit.lifecycle.save_output(stage.kit.lock(job_id, "worker-2"), {"other": 1})
         raise CommitUnknown(_disconnected())
 
@@ -386,7 +386,7 @@ def test_a_script_says_how_far_it_is_and_a_lost_claim_keeps_its_word_out(
         assert stage.kit.job(job_id).progress == 45
         held = stage.kit.job(job_id)
         assert held.lock_until is not None
-        stage.kit.lifecycle.expire(claim_of(held), held.lock_until, at_once=True)
+        stage.kit.lifecycle.expire(lease_of(held), held.lock_until, at_once=True)
         stage.kit.lock(job_id, "worker-2")
         context.progress(90)
         return {"output": {}, "artifacts": 0}

@@ -17,7 +17,7 @@ from aijobs.definitions.projector import ProjectionResult
 from aijobs.engine.run import Run
 from aijobs.engine.token import LOST, RELEASED, TIMEOUT
 from aijobs.errors import JobError
-from aijobs.jobs.lifecycle import claim_of
+from aijobs.jobs.lease import lease_of
 from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
 from tests.support.jobs import STUBBORN_TYPE, Kit
 from tests.support.polling import poll
@@ -285,8 +285,8 @@ def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monk
         lock_row = stage.kit.lifecycle.lock_row
         asked: list[threading.Thread] = []
 
-        def locked(session: Any, claim: Any) -> Any:
-            job = lock_row(session, claim)
+        def locked(session: Any, lease: Any) -> Any:
+            job = lock_row(session, lease)
             # Waits for the row's lock, and so comes after the success: a final job is answered as it is.
             asked.append(threading.Thread(target=cancel))
             asked[0].start()
@@ -346,7 +346,7 @@ def _take_over(stage: Stage, job_id: str, instance: str = "worker-2") -> Any:
     """What the reaper and another worker do after this one was thought lost."""
     job = stage.kit.job(job_id)
     assert job.lock_until is not None
-    stage.kit.lifecycle.expire(claim_of(job), job.lock_until, at_once=True)
+    stage.kit.lifecycle.expire(lease_of(job), job.lock_until, at_once=True)
     return stage.kit.lock(job_id, instance)
 
 
@@ -550,9 +550,9 @@ def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
 ) -> None:
     release = stage.kit.lifecycle.release
 
-    def slowly(claim: Any) -> Any:
+    def slowly(lease: Any) -> Any:
         time.sleep(0.3)
-        return release(claim)
+        return release(lease)
 
     monkeypatch.setattr(stage.kit.lifecycle, "release", slowly)
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
@@ -623,7 +623,7 @@ def test_a_run_that_somebody_is_just_ending_keeps_no_other_from_its_cancel(stage
     slow, quick = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
     deliveries = {job_id: stage.start(job_id) for job_id in (slow, quick)}
     poll(lambda: len(stage.active.all()) == 2, what="both run")
-    (ending,) = [run for run in stage.active.all() if run.claim.job_id == slow]
+    (ending,) = [run for run in stage.active.all() if run.lease.job_id == slow]
     with ending.end_lock:
         for job_id in (slow, quick):
             stage.kit.lifecycle.request_cancel(job_id, "user:u1")

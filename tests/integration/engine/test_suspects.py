@@ -17,7 +17,7 @@ from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.outcome import Outcome
 from aijobs.events import DomainEvent
 from aijobs.ids import InstanceId
-from aijobs.jobs.claim import JobErrorInfo, claim_of
+from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import END_EVENTS
@@ -187,8 +187,8 @@ def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worke
 
 def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_start(worker: Worker) -> None:
     lifecycle, parent = worker.services.lifecycle, worker.new_suspect()
-    claim = claim_of(lifecycle.lock_job(parent, "another-worker").job)
-    lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone"))
+    lease = lease_of(lifecycle.lock_job(parent, "another-worker").job)
+    lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone"))
 
     retry = worker.services.jobs.retry(parent, "operator:ann").job.id
 

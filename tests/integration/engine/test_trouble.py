@@ -162,9 +162,9 @@ def test_an_answer_that_was_saved_by_a_commit_nobody_answered_is_no_takeover(
     """The database goes away with its answer to COMMIT, and can't be asked what became of it before it is back."""
     write, lost = stage.kit.database.write, list[str]()
 
-    def writing(work: Any, settle: Any = None, **options: Any) -> Any:
-        done = write(work, settle, **options)
-        if getattr(settle, "__qualname__", "").startswith("saved.") and not lost:
+    def writing(work: Any, confirm: Any = None, **options: Any) -> Any:
+        done = write(work, confirm, **options)
+        if getattr(confirm, "__qualname__", "").startswith("saved.") and not lost:
             lost.append("the answer")
             raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
         return done
@@ -274,7 +274,7 @@ def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     cancel = EndWrites.cancel
 
     def fails(writes: EndWrites, run: Run, **how: Any) -> Any:
-        if run.claim.job_id == bad:
+        if run.lease.job_id == bad:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
         return cancel(writes, run, **how)
 

@@ -108,11 +108,11 @@ def test_a_stopped_worker_ends_the_wait_only_where_a_provider_was_asked(kit: Kit
     with waiting(kit, max_retries=0) as job:
         assert job.after(0) == "postponed"
         kit.advance(30 * MINUTE)
-        claim = kit.lock(job.job_id)
+        lease = kit.lock(job.job_id)
         if called:
             with kit.database.transaction() as session:
-                kit.lifecycle.note_provider_call(session, claim)
-        kit.lifecycle.release(claim)
+                kit.lifecycle.note_provider_call(session, lease)
+        kit.lifecycle.release(lease)
         assert job.after(31) == ("postponed" if called else "failed")
 
 

@@ -14,7 +14,7 @@ import pytest
 from aijobs.db.database import Database
 from aijobs.errors import ApiError, CancelRequested, JobLockConflict, LifecycleError
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import Claim, JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING
@@ -55,17 +55,17 @@ def test_a_job_that_nobody_holds_is_cancelled_at_once_with_its_event_and_message
 
 
 def test_a_running_job_records_the_wish_once_and_hints_at_it(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     for n, by in enumerate(("user:u1", "operator:ann", "user:u1")):
         kit.advance(1)
-        job = kit.jobs.cancel(claim.job_id, by)
+        job = kit.jobs.cancel(lease.job_id, by)
         assert (job.lifecycle_status, job.cancel_requested_at, job.cancel_requested_by) == (
             "running",
             BEGIN + timedelta(seconds=1),
             "user:u1",
         ), f"request {n}"
-    assert kit.types(claim.job_id) == ["created", "locked", "cancel_requested"]
-    assert kit.broker.find_cancel_hints([claim.job_id]) == {claim.job_id}
+    assert kit.types(lease.job_id) == ["created", "locked", "cancel_requested"]
+    assert kit.broker.find_cancel_hints([lease.job_id]) == {lease.job_id}
 
 
 @pytest.mark.parametrize("state", [*sorted(FINAL), "cancelled_waiting"])
@@ -89,14 +89,14 @@ def test_strictness_changes_nothing_for_a_job_that_can_be_cancelled(sqlite_kit: 
 @pytest.mark.parametrize("by", ["user:u1", "operator:ann"])
 def test_a_job_type_that_forbids_it_binds_users_and_operators_until_the_job_is_final(sqlite_kit: Kit, by: str) -> None:
     kit = sqlite_kit
-    claim = kit.running(job_type=STUBBORN_TYPE)
+    lease = kit.running(job_type=STUBBORN_TYPE)
     before = kit.everything()
     with pytest.raises(ApiError) as refused:
-        kit.jobs.cancel(claim.job_id, by)
+        kit.jobs.cancel(lease.job_id, by)
     assert refused.value.code == "JOB_NOT_CANCELLABLE"
     assert kit.everything() == before
-    kit.lifecycle.mark_succeeded(claim)
-    assert kit.jobs.cancel(claim.job_id, by).lifecycle_status == "succeeded"
+    kit.lifecycle.mark_succeeded(lease)
+    assert kit.jobs.cancel(lease.job_id, by).lifecycle_status == "succeeded"
 
 
 def test_a_job_of_a_type_that_nobody_knows_can_be_cancelled(sqlite_kit: Kit) -> None:
@@ -137,22 +137,22 @@ def test_a_cancelled_job_stays_so_when_workers_and_hints_are_gone(kit: Kit) -> N
 # --- races ---------------------------------------------------------------------------------------------------------
 
 
-def _take_over(kit: Kit, claim: Claim) -> AiJob:
+def _take_over(kit: Kit, lease: Lease) -> AiJob:
     """As the reaper's passes do, which come again where another transaction has the row."""
-    until = kit.job(claim.job_id).lock_until
+    until = kit.job(lease.job_id).lock_until
     assert until is not None
     while True:
         try:
-            return kit.lifecycle.expire(claim, until)
+            return kit.lifecycle.expire(lease, until)
         except JobLockConflict:
             time.sleep(0.001)
 
 
-AGAINST: dict[str, Callable[[Kit, Claim], Any]] = {
-    "success": lambda kit, claim: kit.lifecycle.mark_succeeded(claim),
-    "failure": lambda kit, claim: kit.lifecycle.mark_failed(claim, ERROR),
-    "retry": lambda kit, claim: kit.lifecycle.release_for_retry(claim, BEGIN),
-    "release": lambda kit, claim: kit.lifecycle.release(claim),
+AGAINST: dict[str, Callable[[Kit, Lease], Any]] = {
+    "success": lambda kit, lease: kit.lifecycle.mark_succeeded(lease),
+    "failure": lambda kit, lease: kit.lifecycle.mark_failed(lease, ERROR),
+    "retry": lambda kit, lease: kit.lifecycle.release_for_retry(lease, BEGIN),
+    "release": lambda kit, lease: kit.lifecycle.release(lease),
     "takeover": _take_over,
 }
 
@@ -162,18 +162,18 @@ AGAINST: dict[str, Callable[[Kit, Claim], Any]] = {
 def test_a_cancel_acknowledged_before_the_end_wins_over_every_way_to_go_on(live_kit: Kit, against: str) -> None:
     kit = live_kit
     for _ in range(15):
-        claim = kit.running(job_type="synthetic_background")
+        lease = kit.running(job_type="synthetic_background")
         cancelled, other = race(
-            lambda claim=claim: _at_some_time(kit.jobs.cancel, claim.job_id, "user:u1"),
-            lambda claim=claim: _at_some_time(AGAINST[against], kit, claim),
+            lambda lease=lease: _at_some_time(kit.jobs.cancel, lease.job_id, "user:u1"),
+            lambda lease=lease: _at_some_time(AGAINST[against], kit, lease),
         )
         assert isinstance(cancelled, AiJob), cancelled
-        job, types = kit.job(claim.job_id), kit.types(claim.job_id)
+        job, types = kit.job(lease.job_id), kit.types(lease.job_id)
         if isinstance(other, CancelRequested):
             assert job.lifecycle_status == "running"
             assert job.cancel_requested_at is not None
-            kit.lifecycle.mark_cancelled(claim)
-            job, types = kit.job(claim.job_id), kit.types(claim.job_id)
+            kit.lifecycle.mark_cancelled(lease)
+            job, types = kit.job(lease.job_id), kit.types(lease.job_id)
         else:
             assert not isinstance(other, Exception), other
         assert job.lifecycle_status in FINAL, "a cancelled job does not go on"
@@ -222,24 +222,24 @@ def test_many_who_cancel_one_job_leave_one_request_and_one_end(live_kit: Kit) ->
 
 
 def test_a_holder_that_was_refused_its_success_can_only_cancel(kit: Kit) -> None:
-    claim = kit.running()
-    kit.lifecycle.request_cancel(claim.job_id, "user:u1")
+    lease = kit.running()
+    kit.lifecycle.request_cancel(lease.job_id, "user:u1")
     with pytest.raises(CancelRequested):
-        kit.lifecycle.mark_succeeded(claim)
-    job = kit.lifecycle.mark_failed(claim, ERROR)
+        kit.lifecycle.mark_succeeded(lease)
+    job = kit.lifecycle.mark_failed(lease, ERROR)
     assert (job.lifecycle_status, job.error_code, job.public_error_message) == ("cancelled", None, None)
     with pytest.raises(LifecycleError):
-        kit.lifecycle.mark_succeeded(claim)
+        kit.lifecycle.mark_succeeded(lease)
 
 
 def test_a_request_is_seen_by_a_loop_that_only_reads(live_kit: Kit) -> None:
     kit = live_kit
-    claim = kit.running()
+    lease = kit.running()
     other = Database(kit.url)
     try:
-        assert _asked(other, claim.job_id) is False
-        kit.jobs.cancel(claim.job_id, "user:u1")
-        assert _asked(other, claim.job_id) is True
+        assert _asked(other, lease.job_id) is False
+        kit.jobs.cancel(lease.job_id, "user:u1")
+        assert _asked(other, lease.job_id) is True
     finally:
         other.dispose()
 

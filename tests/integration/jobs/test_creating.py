@@ -16,7 +16,7 @@ from aijobs.canonical import MAX_DEPTH, canonical_bytes, canonical_hash
 from aijobs.credentials.models import UserModelCredential
 from aijobs.errors import InputInvalid, UnknownJobType
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from tests.support.jobs import BEGIN, Kit
@@ -141,15 +141,15 @@ def test_a_job_is_born_queued_whatever_its_maker_says(sqlite_kit: Kit) -> None:
 
 
 MARKS = {
-    "mark_succeeded": lambda kit, claim, session: kit.lifecycle.mark_succeeded(claim, session),
-    "mark_failed": lambda kit, claim, session: kit.lifecycle.mark_failed(
-        claim, JobErrorInfo.of("INTERNAL_ERROR"), session
+    "mark_succeeded": lambda kit, lease, session: kit.lifecycle.mark_succeeded(lease, session),
+    "mark_failed": lambda kit, lease, session: kit.lifecycle.mark_failed(
+        lease, JobErrorInfo.of("INTERNAL_ERROR"), session
     ),
-    "mark_cancelled": lambda kit, claim, session: kit.lifecycle.mark_cancelled(claim, session),
-    "save_output": lambda kit, claim, session: kit.lifecycle.save_output(claim, {"a": 1}, session),
-    "release_for_retry": lambda kit, claim, session: kit.lifecycle.release_for_retry(claim, BEGIN, session=session),
-    "give_up": lambda kit, claim, session: kit.lifecycle.give_up(
-        claim.job_id, 1, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED"), session
+    "mark_cancelled": lambda kit, lease, session: kit.lifecycle.mark_cancelled(lease, session),
+    "save_output": lambda kit, lease, session: kit.lifecycle.save_output(lease, {"a": 1}, session),
+    "release_for_retry": lambda kit, lease, session: kit.lifecycle.release_for_retry(lease, BEGIN, session=session),
+    "give_up": lambda kit, lease, session: kit.lifecycle.give_up(
+        lease.job_id, 1, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED"), session
     ),
 }
 
@@ -157,17 +157,17 @@ MARKS = {
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_mark_joins_the_session_it_is_given_and_commits_its_own_else(kit: Kit, mark: str) -> None:
     state = {"mark_cancelled": "cancel_requested", "give_up": "queued"}.get(mark, "running")
-    job_id, claim = kit.job_in(state)
+    job_id, lease = kit.job_in(state)
     before = kit.everything()
 
     def rolled_back(session: Any) -> None:
-        MARKS[mark](kit, claim, session)
+        MARKS[mark](kit, lease, session)
         raise Fault
 
     with pytest.raises(Fault):
         kit.database.write(rolled_back)
     assert kit.everything() == before, "the caller's rollback took it along"
-    MARKS[mark](kit, claim, None)
+    MARKS[mark](kit, lease, None)
     assert kit.row(job_id) != before["ai_jobs"][0]
     assert len(kit.types(job_id)) > len(before["ai_job_events"])
 
@@ -285,14 +285,14 @@ def test_any_text_but_nul_comes_back_as_it_was_given(kit: Kit) -> None:
 
 
 def _check_text(kit: Kit, text: str) -> None:
-    claim = kit.running(input={"calls": [{"output": {text: [text, {"b": text}]}}]})
-    kit.lifecycle.save_output(claim, {"said": text, text: 1})
-    kit.lifecycle.mark_failed(claim, JobErrorInfo("INTERNAL_ERROR", f"public {text}", f"internal {text}"))
-    row = kit.row(claim.job_id)
+    lease = kit.running(input={"calls": [{"output": {text: [text, {"b": text}]}}]})
+    kit.lifecycle.save_output(lease, {"said": text, text: 1})
+    kit.lifecycle.mark_failed(lease, JobErrorInfo("INTERNAL_ERROR", f"public {text}", f"internal {text}"))
+    row = kit.row(lease.job_id)
     assert row["validated_output"] == {"said": text, text: 1}
     assert row["output_hash"] == canonical_hash(row["validated_output"])
     assert (row["public_error_message"], row["internal_error_message"]) == (f"public {text}", f"internal {text}")
-    (snapshot,) = kit.rows("ai_job_snapshots", job_id=claim.job_id)
+    (snapshot,) = kit.rows("ai_job_snapshots", job_id=lease.job_id)
     assert snapshot["content"]["calls"][0]["output"] == {text: [text, {"b": text}]}
     assert snapshot["content_hash"] == canonical_hash(snapshot["content"])
 

@@ -12,8 +12,8 @@ from sqlalchemy import insert
 
 from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.ids import new_id
-from aijobs.jobs.fairness import FEW_DUE
-from aijobs.jobs.lifecycle import Claim, claim_of
+from aijobs.jobs.lease import Lease, lease_of
+from aijobs.jobs.lifecycle.fairness import FEW_DUE
 from aijobs.jobs.models import AiJob
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
@@ -31,7 +31,7 @@ def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
     return [job.id for job in jobs]
 
 
-def take(kit: Kit, job_id: str) -> Claim:
+def take(kit: Kit, job_id: str) -> Lease:
     """What a worker does that popped this job's message: it takes the job, or the one whose turn it is."""
     try:
         return kit.lock(job_id)
@@ -50,31 +50,31 @@ class Slots:
 
     def __init__(self, kit: Kit, number: int, messages: Iterable[str]) -> None:
         self.kit, self.number, self.messages = kit, number, list(messages)
-        self.running: list[Claim] = []
+        self.running: list[Lease] = []
         self.order: list[str] = []
         """The users whose jobs were taken."""
 
-    def user(self, claim: Claim) -> str:
-        return self.kit.job(claim.job_id).user_id
+    def user(self, lease: Lease) -> str:
+        return self.kit.job(lease.job_id).user_id
 
     def fill(self) -> None:
         while self.messages and len(self.running) < self.number:
             try:
-                claim = take(self.kit, self.messages[0])
+                lease = take(self.kit, self.messages[0])
             except JobLockConflict:
                 self.messages.pop(0)  # Taken in another's place before.
                 continue
-            if claim.job_id == self.messages[0]:
+            if lease.job_id == self.messages[0]:
                 self.messages.pop(0)
-            self.running.append(claim)
-            self.order.append(self.user(claim))
+            self.running.append(lease)
+            self.order.append(self.user(lease))
 
     def finish(self) -> None:
         """The job that runs longest ends."""
         self.kit.lifecycle.mark_succeeded(self.running.pop(0))
 
     def held(self) -> Counter[str]:
-        return Counter(self.user(claim) for claim in self.running)
+        return Counter(self.user(lease) for lease in self.running)
 
 
 # --- the rule ------------------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> 
     backlog(kit, "b", 9)
     held: Counter[str] = Counter()
     for job_id in a:
-        claim = take(kit, job_id)
-        held[kit.job(claim.job_id).user_id] += 1
+        lease = take(kit, job_id)
+        held[kit.job(lease.job_id).user_id] += 1
         assert held["a"] - held["b"] <= 1
     assert held == {"a": 5, "b": 4}
 
@@ -221,7 +221,7 @@ def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) ->
     first, second = kit.new_job(user_id="a"), kit.new_job(user_id="a")
     other = kit.new_job(user_id="b")
     kit.lock(first.id)
-    assert claim_of(kit.job(take(kit, second.id).job_id)).job_id == other.id
+    assert lease_of(kit.job(take(kit, second.id).job_id)).job_id == other.id
     assert [event.status for event in kit.events(other.id)] == ["published"]
     assert [event.status for event in kit.events(second.id)] == ["pending"]
 

@@ -16,41 +16,41 @@ from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.statements import change_rows
 from aijobs.errors import JobLockConflict, LifecycleError, LockLost, RunsAlone
-from aijobs.jobs.lifecycle import Claim, JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit, race
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
 
-HOLDERS_WRITES: dict[str, Callable[[Kit, Claim], Any]] = {
-    "extend_lock": lambda kit, claim: kit.lifecycle.extend_lock(claim),
-    "report_progress": lambda kit, claim: kit.lifecycle.report_progress(claim, 99),
-    "save_output": lambda kit, claim: kit.lifecycle.save_output(claim, {"stale": True}),
-    "note_provider_call": lambda kit, claim: kit.database.write(lambda s: kit.lifecycle.note_provider_call(s, claim)),
-    "lock_row": lambda kit, claim: kit.database.write(lambda s: kit.lifecycle.lock_row(s, claim)),
-    "mark_succeeded": lambda kit, claim: kit.lifecycle.mark_succeeded(claim, artifact_count=1),
-    "mark_failed": lambda kit, claim: kit.lifecycle.mark_failed(claim, ERROR),
-    "mark_cancelled": lambda kit, claim: kit.lifecycle.mark_cancelled(claim),
-    "release": lambda kit, claim: kit.lifecycle.release(claim),
-    "release_for_retry": lambda kit, claim: kit.lifecycle.release_for_retry(claim, BEGIN),
-    "expire": lambda kit, claim: kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until or BEGIN),
+HOLDERS_WRITES: dict[str, Callable[[Kit, Lease], Any]] = {
+    "extend_lock": lambda kit, lease: kit.lifecycle.extend_lock(lease),
+    "report_progress": lambda kit, lease: kit.lifecycle.report_progress(lease, 99),
+    "save_output": lambda kit, lease: kit.lifecycle.save_output(lease, {"stale": True}),
+    "note_provider_call": lambda kit, lease: kit.database.write(lambda s: kit.lifecycle.note_provider_call(s, lease)),
+    "lock_row": lambda kit, lease: kit.database.write(lambda s: kit.lifecycle.lock_row(s, lease)),
+    "mark_succeeded": lambda kit, lease: kit.lifecycle.mark_succeeded(lease, artifact_count=1),
+    "mark_failed": lambda kit, lease: kit.lifecycle.mark_failed(lease, ERROR),
+    "mark_cancelled": lambda kit, lease: kit.lifecycle.mark_cancelled(lease),
+    "release": lambda kit, lease: kit.lifecycle.release(lease),
+    "release_for_retry": lambda kit, lease: kit.lifecycle.release_for_retry(lease, BEGIN),
+    "expire": lambda kit, lease: kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until or BEGIN),
 }
 
 
-def _stale_claims(kit: Kit) -> tuple[str, dict[str, Claim]]:
-    """A job in its second attempt by the same worker, and claims that are not its holder's."""
+def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
+    """A job in its second attempt by the same worker, and leases that are not its holder's."""
     old = kit.running()
     kit.lifecycle.release(old)
     now = kit.lock(old.job_id, "worker-1")
     other = kit.running()
     return old.job_id, {
         "the attempt before, of the same worker": old,
-        "the attempt before under the new token": Claim(now.job_id, now.token, 1),
-        "the new attempt under the old token": Claim(now.job_id, old.token, now.attempt_no),
-        "an attempt to come": Claim(now.job_id, now.token, now.attempt_no + 1),
-        "the token of another job": Claim(now.job_id, other.token, now.attempt_no),
-        "no token": Claim(now.job_id, "", now.attempt_no),
+        "the attempt before under the new token": Lease(now.job_id, now.token, 1),
+        "the new attempt under the old token": Lease(now.job_id, old.token, now.attempt_no),
+        "an attempt to come": Lease(now.job_id, now.token, now.attempt_no + 1),
+        "the token of another job": Lease(now.job_id, other.token, now.attempt_no),
+        "no token": Lease(now.job_id, "", now.attempt_no),
     }
 
 
@@ -58,9 +58,9 @@ def _stale_claims(kit: Kit) -> tuple[str, dict[str, Claim]]:
 def test_whoever_does_not_hold_the_present_attempt_writes_nothing(kit: Kit, write: str) -> None:
     _, stale = _stale_claims(kit)
     before = kit.everything()
-    for which, claim in stale.items():
+    for which, lease in stale.items():
         with pytest.raises(LockLost):
-            HOLDERS_WRITES[write](kit, claim)
+            HOLDERS_WRITES[write](kit, lease)
         assert kit.everything() == before, f"{write} with {which} wrote something"
 
 
@@ -69,15 +69,15 @@ def test_a_stale_holder_is_refused_also_while_a_cancel_waits_for_the_new_one(kit
     kit.lifecycle.request_cancel(job_id, "user:u1")
     before = kit.everything()
     for write in HOLDERS_WRITES.values():
-        for claim in stale.values():
+        for lease in stale.values():
             with pytest.raises(LockLost):
-                write(kit, claim)
+                write(kit, lease)
     assert kit.everything() == before
 
 
 def test_a_stale_holder_learns_that_it_lost_the_job_also_once_the_new_one_has_ended_it(kit: Kit) -> None:
     job_id, stale = _stale_claims(kit)
-    kit.lifecycle.mark_succeeded(Claim(job_id, kit.job(job_id).locked_by or "", 2))
+    kit.lifecycle.mark_succeeded(Lease(job_id, kit.job(job_id).locked_by or "", 2))
     before = kit.everything()
     with pytest.raises(LockLost):
         kit.lifecycle.mark_failed(stale["the attempt before, of the same worker"], ERROR)
@@ -111,11 +111,11 @@ def test_a_row_that_was_locked_for_another_job_ends_none(sqlite_kit: Kit) -> Non
 
 
 def test_a_beat_that_changes_nothing_is_no_lost_lock(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     for _ in range(2):
-        kit.lifecycle.extend_lock(claim)
-        kit.lifecycle.report_progress(claim, 30)
-    job = kit.job(claim.job_id)
+        kit.lifecycle.extend_lock(lease)
+        kit.lifecycle.report_progress(lease, 30)
+    job = kit.job(lease.job_id)
     assert (job.lock_until, job.progress) == (BEGIN + timedelta(seconds=60), 30)
 
 
@@ -127,34 +127,34 @@ def test_a_matched_row_counts_though_nothing_in_it_changed(kit: Kit) -> None:
 
 
 def test_a_beat_after_the_lease_but_before_a_takeover_renews_it(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(65)
-    kit.lifecycle.extend_lock(claim)
-    assert kit.job(claim.job_id).lock_until == BEGIN + timedelta(seconds=125)
+    kit.lifecycle.extend_lock(lease)
+    assert kit.job(lease.job_id).lock_until == BEGIN + timedelta(seconds=125)
     assert kit.lifecycle.find_expired_locks() == []
-    kit.lifecycle.mark_succeeded(claim)
-    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+    kit.lifecycle.mark_succeeded(lease)
+    assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
 def test_a_late_result_is_taken_as_long_as_nobody_took_over(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(100_000)
-    kit.lifecycle.save_output(claim, {"paid": True})
-    kit.lifecycle.mark_succeeded(claim)
-    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+    kit.lifecycle.save_output(lease, {"paid": True})
+    kit.lifecycle.mark_succeeded(lease)
+    assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
 def test_progress_never_falls_within_an_attempt_and_stays_within_0_and_100(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     seen = []
     for percent in (10, 5, 60, 59, -3, 1000, 100):
-        kit.lifecycle.report_progress(claim, percent)
-        seen.append(kit.job(claim.job_id).progress)
+        kit.lifecycle.report_progress(lease, percent)
+        seen.append(kit.job(lease.job_id).progress)
     assert seen == [10, 10, 60, 60, 60, 100, 100]
-    kit.lifecycle.release(claim)
-    assert kit.job(claim.job_id).progress == 100
-    kit.lock(claim.job_id)
-    assert kit.job(claim.job_id).progress == 0, "a new attempt begins anew"
+    kit.lifecycle.release(lease)
+    assert kit.job(lease.job_id).progress == 100
+    kit.lock(lease.job_id)
+    assert kit.job(lease.job_id).progress == 0, "a new attempt begins anew"
 
 
 def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded_one(kit: Kit) -> None:
@@ -166,21 +166,21 @@ def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded
 
 
 def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> None:
-    claim = kit.running()
-    kit.set(claim.job_id, uncharged_losses=3)
+    lease = kit.running()
+    kit.set(lease.job_id, uncharged_losses=3)
     kit.advance(91)
-    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until)
+    kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until)
     kit.advance(16)
-    second = kit.lock(claim.job_id)
+    second = kit.lock(lease.job_id)
     kit.advance(91)
-    kit.lifecycle.expire(second, kit.job(claim.job_id).lock_until)
-    assert kit.job(claim.job_id).lifecycle_status == "failed"
+    kit.lifecycle.expire(second, kit.job(lease.job_id).lock_until)
+    assert kit.job(lease.job_id).lifecycle_status == "failed"
     kit.advance(45 * 60)
     before = kit.everything()
     with pytest.raises(JobLockConflict):
-        kit.lock(claim.job_id)
+        kit.lock(lease.job_id)
     for write in HOLDERS_WRITES.values():
-        for old in (claim, second):
+        for old in (lease, second):
             with pytest.raises(LifecycleError):
                 write(kit, old)
     assert kit.everything() == before
@@ -190,35 +190,35 @@ def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> No
 
 
 def test_a_lease_counts_as_lost_90_seconds_after_its_last_renewal_and_not_before(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(15)
-    kit.lifecycle.extend_lock(claim)
+    kit.lifecycle.extend_lock(lease)
     kit.advance(89.999)
     assert kit.lifecycle.find_expired_locks() == []
     kit.advance(0.001)
-    assert [job.id for job in kit.lifecycle.find_expired_locks()] == [claim.job_id]
-    assert [job.id for job in kit.lifecycle.find_expired_locks(90_000)] == [claim.job_id]
+    assert [job.id for job in kit.lifecycle.find_expired_locks()] == [lease.job_id]
+    assert [job.id for job in kit.lifecycle.find_expired_locks(90_000)] == [lease.job_id]
     assert kit.lifecycle.find_expired_locks(90_001) == []
 
 
 def test_a_long_job_whose_beats_arrive_is_never_found_lost(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     for _ in range(16):
         kit.advance(15)
         assert kit.lifecycle.find_expired_locks() == []
-        kit.lifecycle.extend_lock(claim)
-    kit.lifecycle.mark_succeeded(claim)
-    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+        kit.lifecycle.extend_lock(lease)
+    kit.lifecycle.mark_succeeded(lease)
+    assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
 def test_lost_leases_are_found_page_by_page_longest_lost_first(kit: Kit) -> None:
-    claims = []
+    leases = []
     for n in range(5):
-        claims.append(kit.running())
+        leases.append(kit.running())
         kit.advance(0 if n == 1 else 1)
     kit.advance(200)
     everybody = [job.id for job in kit.lifecycle.find_expired_locks()]
-    assert sorted(everybody) == sorted(claim.job_id for claim in claims)
+    assert sorted(everybody) == sorted(lease.job_id for lease in leases)
     found, after = [], None
     while page := kit.lifecycle.find_expired_locks(limit=2, after=after):
         found += [job.id for job in page]
@@ -227,18 +227,18 @@ def test_lost_leases_are_found_page_by_page_longest_lost_first(kit: Kit) -> None
 
 
 def test_a_beat_between_the_reapers_look_and_its_hand_wins(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(91)
     (seen,) = kit.lifecycle.find_expired_locks()
-    kit.lifecycle.extend_lock(claim)
+    kit.lifecycle.extend_lock(lease)
     before = kit.everything()
     with pytest.raises(LockLost):
-        kit.lifecycle.expire(claim, seen.lock_until)
-    kit.lifecycle.request_cancel(claim.job_id, "user:u1")
+        kit.lifecycle.expire(lease, seen.lock_until)
+    kit.lifecycle.request_cancel(lease.job_id, "user:u1")
     with pytest.raises(LockLost):
-        kit.lifecycle.expire(claim, seen.lock_until)
-    assert kit.row(claim.job_id)["lock_until"] == before["ai_jobs"][0]["lock_until"]
-    assert kit.types(claim.job_id) == ["created", "locked", "cancel_requested"]
+        kit.lifecycle.expire(lease, seen.lock_until)
+    assert kit.row(lease.job_id)["lock_until"] == before["ai_jobs"][0]["lock_until"]
+    assert kit.types(lease.job_id) == ["created", "locked", "cancel_requested"]
 
 
 WAITS = {
@@ -256,13 +256,13 @@ def test_deaths_of_a_jobs_own_process_are_charged_by_the_queue_and_wait_twice_as
     job_id = kit.new_job(job_type=job_type).id
     waits = WAITS[job_type, saved]
     for lost, wait in enumerate([*waits, None], start=1):
-        claim = kit.lock(job_id)
-        assert claim.attempt_no == lost
+        lease = kit.lock(job_id)
+        assert lease.attempt_no == lost
         if saved and lost == 1:
-            kit.lifecycle.save_output(claim, {"paid": True})
+            kit.lifecycle.save_output(lease, {"paid": True})
         kit.advance(3)
         now = kit.clock.at
-        kit.lifecycle.charge(claim)
+        kit.lifecycle.charge(lease)
         job = kit.job(job_id)
         assert (job.lost_count, job.uncharged_losses, job.retry_count) == (lost, 0, 0)
         if wait is None:
@@ -283,9 +283,9 @@ def test_five_losses_of_any_kind_fail_a_job_and_each_wait_is_twice_as_long(kit: 
     job_id = kit.new_job(job_type="synthetic_background").id
     kit.set(job_id, lost_count=1)
     for number, wait in enumerate([10, 20, 40, None], start=1):
-        claim = kit.lock(job_id)
+        lease = kit.lock(job_id)
         kit.advance(90)
-        kit.lifecycle.expire(claim, kit.job(job_id).lock_until)
+        kit.lifecycle.expire(lease, kit.job(job_id).lock_until)
         job = kit.job(job_id)
         assert (job.lost_count, job.uncharged_losses) == (1, number)
         if wait is None:
@@ -297,45 +297,45 @@ def test_five_losses_of_any_kind_fail_a_job_and_each_wait_is_twice_as_long(kit: 
 
 
 def test_losses_in_shared_processes_use_up_none_of_the_queues_attempts(kit: Kit) -> None:
-    claim = kit.running()
-    kit.set(claim.job_id, uncharged_losses=3)
-    kit.lifecycle.charge(claim)
+    lease = kit.running()
+    kit.set(lease.job_id, uncharged_losses=3)
+    kit.lifecycle.charge(lease)
     kit.advance(60)
-    job = kit.job(claim.job_id)
+    job = kit.job(lease.job_id)
     assert (job.lifecycle_status, job.lost_count) == ("running", 1)
-    assert kit.lifecycle.charge(kit.lock(claim.job_id)).lifecycle_status == "failed"
+    assert kit.lifecycle.charge(kit.lock(lease.job_id)).lifecycle_status == "failed"
 
 
 def test_a_loss_in_a_kept_child_is_uncharged_and_the_next_attempt_is_asked_for(kit: Kit) -> None:
-    claim = kit.running()
-    kit.set(claim.job_id, uncharged_losses=1)
-    job = kit.lifecycle.lose_uncharged(claim)
+    lease = kit.running()
+    kit.set(lease.job_id, uncharged_losses=1)
+    job = kit.lifecycle.lose_uncharged(lease)
     assert (job.lifecycle_status, job.locked_by, job.lost_count, job.uncharged_losses) == ("running", None, 0, 2)
     kit.advance(60)
-    assert kit.lock(claim.job_id).attempt_no == 2
+    assert kit.lock(lease.job_id).attempt_no == 2
 
 
 def test_a_charge_without_the_claim_changes_nothing(kit: Kit) -> None:
-    claim = kit.running()
-    kit.lifecycle.release(claim)
-    kit.lock(claim.job_id)
+    lease = kit.running()
+    kit.lifecycle.release(lease)
+    kit.lock(lease.job_id)
     before = kit.everything()
     with pytest.raises(LockLost):
-        kit.lifecycle.charge(claim)
+        kit.lifecycle.charge(lease)
     assert kit.everything() == before
 
 
 def test_a_job_that_was_to_be_cancelled_is_cancelled_by_the_death_of_its_process(kit: Kit) -> None:
-    claim = kit.running()
-    kit.lifecycle.request_cancel(claim.job_id, "user:u1")
-    assert kit.lifecycle.charge(claim).lifecycle_status == "cancelled"
+    lease = kit.running()
+    kit.lifecycle.request_cancel(lease.job_id, "user:u1")
+    assert kit.lifecycle.charge(lease).lifecycle_status == "cancelled"
 
 
 def test_the_history_tells_a_charged_loss_from_one_in_a_shared_process(kit: Kit) -> None:
-    claim = kit.running()
-    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until, at_once=True)
-    kit.lifecycle.charge(kit.lock(claim.job_id))
-    rows = [row for row in kit.rows("ai_job_events", job_id=claim.job_id) if row["type"] == "lease_lost"]
+    lease = kit.running()
+    kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until, at_once=True)
+    kit.lifecycle.charge(kit.lock(lease.job_id))
+    rows = [row for row in kit.rows("ai_job_events", job_id=lease.job_id) if row["type"] == "lease_lost"]
     told = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
     assert told == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
 
@@ -351,31 +351,31 @@ def test_a_shared_worker_is_refused_a_suspect_and_changes_nothing(kit: Kit) -> N
 
 
 def test_a_lease_given_back_by_a_restart_counts_but_waits_for_nothing(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(3)
-    kit.lifecycle.expire(claim, kit.job(claim.job_id).lock_until, at_once=True)
-    job = kit.job(claim.job_id)
+    kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until, at_once=True)
+    job = kit.job(lease.job_id)
     assert (job.uncharged_losses, job.next_attempt_at) == (1, BEGIN + timedelta(seconds=3))
-    assert kit.lock(claim.job_id, "worker-2").attempt_no == 2
+    assert kit.lock(lease.job_id, "worker-2").attempt_no == 2
 
 
 def test_a_released_lease_counts_nothing_and_can_be_taken_at_once(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     for _ in range(5):
-        kit.lifecycle.release(claim)
-        claim = kit.lock(claim.job_id)
-    job = kit.job(claim.job_id)
+        kit.lifecycle.release(lease)
+        lease = kit.lock(lease.job_id)
+    job = kit.job(lease.job_id)
     assert (job.lifecycle_status, job.attempt_no, job.lost_count, job.retry_count) == ("running", 6, 0, 0)
 
 
 @pytest.mark.parametrize("how", ["release", "expire"])
 def test_the_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(kit: Kit, how: str) -> None:
-    claim = kit.running()
+    lease = kit.running()
     usage = UsageLog(kit.clock)
-    call = kit.database.write(lambda s: usage.open(s, s.get(AiJob, claim.job_id), "local", "m"))
-    done = kit.database.write(lambda s: usage.open(s, s.get(AiJob, claim.job_id), "local", "m"))
+    call = kit.database.write(lambda s: usage.open(s, s.get(AiJob, lease.job_id), "local", "m"))
+    done = kit.database.write(lambda s: usage.open(s, s.get(AiJob, lease.job_id), "local", "m"))
     kit.database.write(lambda s: usage.close(s, done, CallResult("local", "m", billed="yes")))
-    HOLDERS_WRITES[how](kit, claim)
+    HOLDERS_WRITES[how](kit, lease)
     states = {row["id"]: (row["state"], row["billed"]) for row in kit.rows("ai_usage_logs")}
     assert states == {call: ("lost", "unknown"), done: ("done", "yes")}
     kit.database.write(lambda s: usage.close(s, call, CallResult("local", "m", prompt_tokens=3, billed="yes")))
@@ -390,51 +390,51 @@ def test_the_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(
 def test_a_beat_and_a_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
-        claim = kit.running()
+        lease = kit.running()
         lost = BEGIN - timedelta(days=30)
-        kit.set(claim.job_id, lock_until=lost)
+        kit.set(lease.job_id, lock_until=lost)
         beat, reaped = race(
-            lambda claim=claim: _after_a_moment(kit.lifecycle.extend_lock, claim),
-            lambda claim=claim, lost=lost: _after_a_moment(kit.lifecycle.expire, claim, lost),
+            lambda lease=lease: _after_a_moment(kit.lifecycle.extend_lock, lease),
+            lambda lease=lease, lost=lost: _after_a_moment(kit.lifecycle.expire, lease, lost),
         )
-        job = kit.job(claim.job_id)
+        job = kit.job(lease.job_id)
         assert [isinstance(one, REFUSED) for one in (beat, reaped)].count(True) == 1
         lost = job.uncharged_losses
         assert (job.locked_by is None, lost) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
-        assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
+        assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
 
 
 @OTHERS_LATER
 def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
-        claim = kit.running(job_type="synthetic")
+        lease = kit.running(job_type="synthetic")
         lost = BEGIN - timedelta(days=30)
-        kit.set(claim.job_id, lock_until=lost, uncharged_losses=4)
+        kit.set(lease.job_id, lock_until=lost, uncharged_losses=4)
         succeeded, reaped = race(
-            lambda claim=claim: _after_a_moment(kit.lifecycle.mark_succeeded, claim),
-            lambda claim=claim, lost=lost: _after_a_moment(kit.lifecycle.expire, claim, lost),
+            lambda lease=lease: _after_a_moment(kit.lifecycle.mark_succeeded, lease),
+            lambda lease=lease, lost=lost: _after_a_moment(kit.lifecycle.expire, lease, lost),
         )
-        job = kit.job(claim.job_id)
+        job = kit.job(lease.job_id)
         assert [isinstance(one, LifecycleError) for one in (succeeded, reaped)].count(True) == 1
         if isinstance(succeeded, LifecycleError):
             assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_WORKER_LOST")
-            assert kit.types(claim.job_id) == ["created", "locked", "lease_lost", "failed"]
+            assert kit.types(lease.job_id) == ["created", "locked", "lease_lost", "failed"]
         else:
             assert (job.lifecycle_status, job.error_code) == ("succeeded", None)
-            assert kit.types(claim.job_id) == ["created", "locked", "succeeded"]
-        assert len([event for event in kit.events(claim.job_id) if event.event_type != "ai.job.enqueue"]) == 1
+            assert kit.types(lease.job_id) == ["created", "locked", "succeeded"]
+        assert len([event for event in kit.events(lease.job_id) if event.event_type != "ai.job.enqueue"]) == 1
 
 
 def test_two_reapers_count_one_lost_lease_once(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(10):
-        claim = kit.running(job_type="synthetic_background")
-        until = kit.job(claim.job_id).lock_until
-        outcomes = race(*[lambda claim=claim, until=until: kit.lifecycle.expire(claim, until)] * 4)
+        lease = kit.running(job_type="synthetic_background")
+        until = kit.job(lease.job_id).lock_until
+        outcomes = race(*[lambda lease=lease, until=until: kit.lifecycle.expire(lease, until)] * 4)
         assert [isinstance(one, REFUSED) for one in outcomes].count(True) == 3
-        assert kit.job(claim.job_id).uncharged_losses == 1
-        assert len(kit.events(claim.job_id)) == 2
+        assert kit.job(lease.job_id).uncharged_losses == 1
+        assert len(kit.events(lease.job_id)) == 2
 
 
 REFUSED = (LockLost, JobLockConflict)

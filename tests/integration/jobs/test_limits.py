@@ -16,7 +16,7 @@ from aijobs.ai.provider import Route
 from aijobs.db.clock import ManualClock
 from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
-from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.lease import Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.upkeep.retention import Retention
@@ -75,16 +75,16 @@ def test_a_hundred_creates_at_once_reserve_no_more_than_the_quota(database_serve
 def test_a_user_with_too_many_jobs_is_told_how_many_and_another_is_let_in(database_server: Databases) -> None:
     with limited(database_server, user_active_jobs=2) as kit:
         kit.new_job()
-        claim = kit.running()
+        lease = kit.running()
         before = kit.everything()
         error = refused(kit)
         assert (error.code, error.details) == ("TOO_MANY_JOBS", {"limit": "userActiveJobs", "used": 2, "allowed": 2})
         assert error.retry_after is not None
         assert kit.everything() == before, "nothing was written"
         kit.new_job(user_id="u2")
-        kit.lifecycle.release(claim)
+        kit.lifecycle.release(lease)
         assert refused(kit).code == "TOO_MANY_JOBS", "a job that is to be tried again is still the user's"
-        kit.jobs.cancel(claim.job_id, "user:u1")
+        kit.jobs.cancel(lease.job_id, "user:u1")
         kit.new_job()
 
 
@@ -164,11 +164,11 @@ def test_a_job_that_ended_before_a_provider_was_asked_is_given_back(database_ser
         kit.jobs.cancel(kit.new_job().id, "user:u1")
         job = kit.new_job()
         refused(kit)
-        claim = kit.lock(job.id)
-        kit.database.write(lambda session: kit.lifecycle.note_provider_call(session, claim) and None)
+        lease = kit.lock(job.id)
+        kit.database.write(lambda session: kit.lifecycle.note_provider_call(session, lease) and None)
         add(kit.database, build_call(job))
         kit.jobs.cancel(job.id, "user:u1")
-        kit.lifecycle.mark_cancelled(claim)
+        kit.lifecycle.mark_cancelled(lease)
         assert refused(kit).code == "QUOTA_EXCEEDED", "it was paid for, whatever became of it"
 
 
@@ -182,8 +182,8 @@ def test_open_jobs_hold_what_they_may_spend_and_their_end_gives_it_back(database
         assert error.details["needed"] == need
         kit.jobs.cancel(jobs[0].id, "user:u1")
         third = kit.jobs.create_job(EMPTY).job
-        claim = kit.lock(third.id)
-        kit.lifecycle.mark_succeeded(claim)
+        lease = kit.lock(third.id)
+        kit.lifecycle.mark_succeeded(lease)
         assert kit.jobs.create_job(EMPTY).created
 
 
@@ -200,8 +200,8 @@ def test_a_job_that_is_to_be_tried_again_promises_as_much_again_beside_what_it_s
             assert error.details is not None
             return int(error.details["used"])
 
-        def call(claim: Claim, number: int, prompt: int | None, **changes: Any) -> None:
-            told = {"attempt_no": claim.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
+        def call(lease: Lease, number: int, prompt: int | None, **changes: Any) -> None:
+            told = {"attempt_no": lease.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
             add(kit.database, build_call(job, prompt_tokens=prompt, **{**told, **changes}))
 
         assert used() == need
@@ -227,17 +227,17 @@ def test_a_call_whose_worker_was_lost_counts_the_prompt_that_was_estimated_befor
     database_server: Databases,
 ) -> None:
     with limited(database_server, quota_day_tokens=10**6) as kit:
-        claim = kit.running()
+        lease = kit.running()
         usage = UsageLog(kit.clock)
 
         def begin(session: Session) -> None:
-            job = session.get(AiJob, claim.job_id)
+            job = session.get(AiJob, lease.job_id)
             assert job is not None
             usage.open(session, job, "deepseek", "m", prompt_estimate=1234)
 
         kit.database.write(begin)
-        kit.database.write(lambda session: mark_lost(session, kit.clock, claim.job_id, claim.attempt_no))
-        kit.lifecycle.mark_succeeded(claim)
+        kit.database.write(lambda session: mark_lost(session, kit.clock, lease.job_id, lease.attempt_no))
+        kit.lifecycle.mark_succeeded(lease)
         (row,) = kit.rows("ai_usage_logs")
         told = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
         assert told == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
@@ -261,10 +261,10 @@ def test_what_a_call_tells_takes_the_place_of_the_estimate_which_stays_only_wher
     sqlite_kit: Kit, result: CallResult, prompt: int | None, estimated: bool
 ) -> None:
     kit, usage = sqlite_kit, UsageLog(sqlite_kit.clock)
-    claim = kit.running()
+    lease = kit.running()
 
     def begin(session: Session) -> str:
-        job = session.get(AiJob, claim.job_id)
+        job = session.get(AiJob, lease.job_id)
         assert job is not None
         return usage.open(session, job, "p", "m", prompt_estimate=50)
 
@@ -354,10 +354,10 @@ def test_a_reservation_goes_with_its_job(database_server: Databases) -> None:
 def test_a_retry_that_inherits_an_answer_reserves_nothing(sqlite: SqliteDatabases) -> None:
     with limited(sqlite, quota_day_tokens=10**6) as kit:
         job = kit.jobs.create_job(EMPTY).job
-        claim = kit.lock(job.id)
-        kit.lifecycle.save_output(claim, {"cards": [], "dropped": []})
+        lease = kit.lock(job.id)
+        kit.lifecycle.save_output(lease, {"cards": [], "dropped": []})
         kit.jobs.cancel(job.id, "user:u1")
-        kit.lifecycle.mark_cancelled(claim)
+        kit.lifecycle.mark_cancelled(lease)
         kit.jobs.retry(job.id, "operator:ann")
         assert [row["job_id"] for row in kit.rows("quota_reservations")] == [job.id]
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete
 
 from aijobs.errors import JobLockConflict
-from aijobs.jobs.lifecycle import JobErrorInfo, claim_of
+from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJobSnapshot
 from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED
 from tests.support.jobs import BEGIN, Kit, race
@@ -45,7 +45,7 @@ def test_a_lock_takes_the_fields_that_it_should_and_no_other(kit: Kit) -> None:
     job_id = kit.new_job().id
     before = kit.row(job_id)
     kit.advance(5)
-    claim = kit.lock(job_id)
+    lease = kit.lock(job_id)
     after = kit.row(job_id)
     now = BEGIN + timedelta(seconds=5)
     changed = {name: value for name, value in after.items() if value != before[name]}
@@ -54,21 +54,21 @@ def test_a_lock_takes_the_fields_that_it_should_and_no_other(kit: Kit) -> None:
         "status": "processing",
         "event_seq": 2,
         "attempt_no": 1,
-        "locked_by": claim.token,
+        "locked_by": lease.token,
         "locked_at": now,
         "lock_until": now + MINUTE,
         "started_at": now,
     }
-    assert claim.instance == "worker-1"
+    assert lease.instance == "worker-1"
 
 
 def test_a_lock_marks_the_event_that_asked_for_it_published(kit: Kit) -> None:
     job_id = kit.new_job().id
     assert [event.status for event in kit.events(job_id)] == [PENDING]
-    claim = kit.lock(job_id)
+    lease = kit.lock(job_id)
     (event,) = kit.events(job_id)
     assert (event.status, event.published_at, event.last_sent_at) == (PUBLISHED, BEGIN, None)
-    kit.lifecycle.release(claim)
+    kit.lifecycle.release(lease)
     assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PENDING]
     kit.lock(job_id, "worker-2")
     assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
@@ -103,14 +103,14 @@ def test_a_lock_whose_answer_was_lost_brings_the_event_and_the_input_too(kit: Ki
         assert json.loads(locked.content)["calls"][0]["output"] == {"said": "this"}
         asked = kit.events(job_id)[-1]
         assert (locked.event_id, asked.status) == (asked.id, PUBLISHED)
-        kit.lifecycle.release(claim_of(locked.job))
+        kit.lifecycle.release(lease_of(locked.job))
 
 
 def test_the_input_comes_with_the_lock_where_there_is_one_to_work_on(kit: Kit) -> None:
     paid, expired = kit.new_job(), kit.new_job()
-    claim = kit.lock(paid.id)
-    kit.lifecycle.save_output(claim, {"said": "paid for"})
-    kit.lifecycle.release(claim)
+    lease = kit.lock(paid.id)
+    kit.lifecycle.save_output(lease, {"said": "paid for"})
+    kit.lifecycle.release(lease)
     with kit.database.transaction() as session:
         session.execute(delete(AiJobSnapshot).where(AiJobSnapshot.job_id == expired.id))
     assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is there: nobody needs the input"
@@ -119,28 +119,28 @@ def test_the_input_comes_with_the_lock_where_there_is_one_to_work_on(kit: Kit) -
 
 def test_each_acquisition_has_a_token_of_its_own_though_the_worker_is_the_same(kit: Kit) -> None:
     job_id = kit.new_job().id
-    claims = []
+    leases = []
     for _ in range(3):
-        claims.append(kit.lock(job_id, "worker-1"))
+        leases.append(kit.lock(job_id, "worker-1"))
         kit.advance(1)
-        kit.lifecycle.release(claims[-1])
-    assert len({claim.token for claim in claims}) == 3
-    assert [claim.attempt_no for claim in claims] == [1, 2, 3]
+        kit.lifecycle.release(leases[-1])
+    assert len({lease.token for lease in leases}) == 3
+    assert [lease.attempt_no for lease in leases] == [1, 2, 3]
     job = kit.job(job_id)
     assert (job.started_at, job.lost_count, job.retry_count) == (BEGIN, 0, 0), "started once, nothing counted"
 
 
 def test_a_job_that_is_not_due_cannot_be_taken_until_it_is(kit: Kit) -> None:
-    claim = kit.running()
-    kit.lifecycle.release_for_retry(claim, BEGIN + timedelta(seconds=10))
+    lease = kit.running()
+    kit.lifecycle.release_for_retry(lease, BEGIN + timedelta(seconds=10))
     kit.advance(9.999)
     before = kit.everything()
     with pytest.raises(JobLockConflict):
-        kit.lock(claim.job_id)
+        kit.lock(lease.job_id)
     assert kit.everything() == before
     kit.advance(0.001)
-    assert kit.lock(claim.job_id).attempt_no == 2
-    assert kit.job(claim.job_id).next_attempt_at is None
+    assert kit.lock(lease.job_id).attempt_no == 2
+    assert kit.job(lease.job_id).next_attempt_at is None
 
 
 def test_a_job_of_a_paused_queue_cannot_be_taken_while_another_queue_goes_on(kit: Kit) -> None:
@@ -154,11 +154,11 @@ def test_a_job_of_a_paused_queue_cannot_be_taken_while_another_queue_goes_on(kit
 
 
 def test_a_job_that_runs_on_a_paused_queue_is_let_finish(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.pause("ai-interactive")
-    kit.lifecycle.extend_lock(claim)
-    kit.lifecycle.mark_succeeded(claim)
-    assert kit.job(claim.job_id).lifecycle_status == "succeeded"
+    kit.lifecycle.extend_lock(lease)
+    kit.lifecycle.mark_succeeded(lease)
+    assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
 def test_a_job_that_was_given_up_tells_who_took_it_for_that(kit: Kit) -> None:
@@ -219,7 +219,7 @@ def test_jobs_are_found_by_state_queue_and_number_oldest_first(kit: Kit) -> None
 
 def test_the_claim_of_a_job_that_nobody_holds_is_refused(sqlite_kit: Kit) -> None:
     with pytest.raises(ValueError, match="held by nobody"):
-        claim_of(sqlite_kit.new_job())
+        lease_of(sqlite_kit.new_job())
 
 
 def test_the_enqueue_event_of_a_new_job_is_due_a_second_ahead_and_holds_no_name(kit: Kit) -> None:

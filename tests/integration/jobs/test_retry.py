@@ -16,7 +16,7 @@ from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.chains import newest_of_chain
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreatedJob
 from aijobs.jobs.snapshots import delete_expired
@@ -46,24 +46,24 @@ def _retry(kit: Kit, job_id: str) -> AiJob:
     ("end", "losses"), [("LOST", 1), ("CANCELLED", 1), ("TIMEOUT", 0)], ids=["its workers", "a cancel", "its own error"]
 )
 def test_a_retry_runs_alone_unless_the_job_came_to_an_end_of_its_own(kit: Kit, end: str, losses: int) -> None:
-    claim = kit.running()
-    kit.set(claim.job_id, uncharged_losses=1)
+    lease = kit.running()
+    kit.set(lease.job_id, uncharged_losses=1)
     if end == "CANCELLED":
-        kit.lifecycle.request_cancel(claim.job_id, "user:u1")
-        kit.lifecycle.mark_cancelled(claim)
+        kit.lifecycle.request_cancel(lease.job_id, "user:u1")
+        kit.lifecycle.mark_cancelled(lease)
     else:
-        kit.lifecycle.mark_failed(claim, LOST if end == "LOST" else JobErrorInfo.of(end, "late"))
-    assert _retry(kit, claim.job_id).losses == losses
+        kit.lifecycle.mark_failed(lease, LOST if end == "LOST" else JobErrorInfo.of(end, "late"))
+    assert _retry(kit, lease.job_id).losses == losses
 
 
 def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit: Kit) -> None:
     parent = kit.new_job({"output": {"a": 1}}, idempotency_key="k", priority=7, target_id="n9", user_id="u9")
-    claim = kit.lock(parent.id)
-    kit.lifecycle.report_progress(claim, 60)
-    kit.lifecycle.release_for_retry(claim, BEGIN, error_code="PROVIDER_UNAVAILABLE", faults=["too short"])
-    claim = kit.lock(parent.id)
+    lease = kit.lock(parent.id)
+    kit.lifecycle.report_progress(lease, 60)
+    kit.lifecycle.release_for_retry(lease, BEGIN, error_code="PROVIDER_UNAVAILABLE", faults=["too short"])
+    lease = kit.lock(parent.id)
     kit.advance(100)
-    kit.lifecycle.mark_failed(claim, LOST)
+    kit.lifecycle.mark_failed(lease, LOST)
     kit.set(parent.id, retry_count=2, lost_count=2)
     before, history = kit.row(parent.id), kit.rows("ai_job_events", job_id=parent.id)
     kit.advance(50)
@@ -97,8 +97,8 @@ def test_a_child_goes_through_registry_and_outbox_under_a_name_of_its_own(kit: K
     assert event.dedupe_key == f"synthetic:u1:j={child.id}:1"
     assert event.dedupe_key != kit.events(parent)[0].dedupe_key
     assert kit.broker.take("ai-interactive").job_id == child.id
-    claim = kit.lock(child.id)
-    assert kit.lifecycle.mark_succeeded(claim).lifecycle_status == "succeeded"
+    lease = kit.lock(child.id)
+    assert kit.lifecycle.mark_succeeded(lease).lifecycle_status == "succeeded"
 
 
 def test_a_child_runs_under_todays_definition(sqlite_kit: Kit) -> None:
@@ -156,8 +156,8 @@ def test_asked_again_while_the_child_lives_it_is_the_same_child(kit: Kit) -> Non
         assert (again.created, again.job.id, again.job.lifecycle_status) == (False, child.id, state)
         if state == "queued":
             assert kit.everything() == before
-            claim = kit.lock(child.id)
-    kit.lifecycle.mark_failed(claim, LOST)
+            lease = kit.lock(child.id)
+    kit.lifecycle.mark_failed(lease, LOST)
     assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": "superseded", "newestJobId": child.id})
 
 
@@ -336,10 +336,10 @@ def _registered(kit: Kit) -> dict[str, JobDefinition]:
 
 
 def _failed_with_output(kit: Kit, output: Any) -> str:
-    claim = kit.running()
-    kit.lifecycle.save_output(claim, output)
-    kit.lifecycle.mark_failed(claim, JobErrorInfo.of("INTERNAL_PROJECTION"))
-    return claim.job_id
+    lease = kit.running()
+    kit.lifecycle.save_output(lease, output)
+    kit.lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_PROJECTION"))
+    return lease.job_id
 
 
 @pytest.mark.parametrize("output", [{"output": {"a": "é"}, "artifacts": 1}, {}])

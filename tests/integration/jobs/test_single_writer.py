@@ -14,7 +14,8 @@ from tests.support.single_writer import SecondWriter, Watch, writes_the_state
 IMPORTS = """
 from sqlalchemy import insert, text, update
 from aijobs.db.statements import change_by, insert_row
-from aijobs.jobs.changes import THE_JOB, JobChanges, of
+from aijobs.jobs.lifecycle.changes import JobChanges
+from aijobs.jobs.lifecycle.statements import THE_JOB, of
 from aijobs.jobs.models import AiJob
 NAME = "_".join(("lifecycle", "status"))
 """
@@ -33,7 +34,7 @@ WAYS = {
     "an insert": "session.execute(insert(AiJob).values(id='y' * 36, **{NAME: 'failed'}))",
     "a kept statement": "change_by(session, AiJob, THE_JOB, of=of(job_id), **{NAME: 'failed'})",
     "a kept row": "insert_row(session, AiJob, id='z' * 36, **{NAME: 'failed'})",
-    "the repository's own tool": "JobChanges(None, None, None).change(session, job_id, **{NAME: 'failed'})",
+    "the repository's own tool": "JobChanges(*[None] * 5)._change(session, job_id, **{NAME: 'failed'})",
 }
 
 

@@ -19,14 +19,14 @@ from aijobs.errors import (
     LockLost,
 )
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import Claim, JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL, OPEN
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING, OutboxEvent
 from tests.support.jobs import BEGIN, Kit
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
-Writer = Callable[[Kit, str, Claim], Any]
+Writer = Callable[[Kit, str, Lease], Any]
 
 
 def _in_session(kit: Kit, work: Callable[[Any], Any]) -> None:
@@ -34,28 +34,28 @@ def _in_session(kit: Kit, work: Callable[[Any], Any]) -> None:
         work(session)
 
 
-def _expire(kit: Kit, job_id: str, claim: Claim) -> AiJob:
-    return kit.lifecycle.expire(claim, kit.job(job_id).lock_until or BEGIN)
+def _expire(kit: Kit, job_id: str, lease: Lease) -> AiJob:
+    return kit.lifecycle.expire(lease, kit.job(job_id).lock_until or BEGIN)
 
 
 WRITERS: dict[str, Writer] = {
-    "lock_job": lambda kit, job_id, claim: kit.lifecycle.lock_job(job_id, "worker-2"),
-    "extend_lock": lambda kit, job_id, claim: kit.lifecycle.extend_lock(claim),
-    "report_progress": lambda kit, job_id, claim: kit.lifecycle.report_progress(claim, 40),
-    "save_output": lambda kit, job_id, claim: kit.lifecycle.save_output(claim, {"said": "yes"}),
-    "note_provider_call": lambda kit, job_id, claim: _in_session(
-        kit, lambda s: kit.lifecycle.note_provider_call(s, claim)
+    "lock_job": lambda kit, job_id, lease: kit.lifecycle.lock_job(job_id, "worker-2"),
+    "extend_lock": lambda kit, job_id, lease: kit.lifecycle.extend_lock(lease),
+    "report_progress": lambda kit, job_id, lease: kit.lifecycle.report_progress(lease, 40),
+    "save_output": lambda kit, job_id, lease: kit.lifecycle.save_output(lease, {"said": "yes"}),
+    "note_provider_call": lambda kit, job_id, lease: _in_session(
+        kit, lambda s: kit.lifecycle.note_provider_call(s, lease)
     ),
-    "lock_row": lambda kit, job_id, claim: _in_session(kit, lambda s: kit.lifecycle.lock_row(s, claim)),
-    "mark_succeeded": lambda kit, job_id, claim: kit.lifecycle.mark_succeeded(claim),
-    "mark_failed": lambda kit, job_id, claim: kit.lifecycle.mark_failed(claim, ERROR),
-    "mark_cancelled by claim": lambda kit, job_id, claim: kit.lifecycle.mark_cancelled(claim),
-    "mark_cancelled by id": lambda kit, job_id, claim: kit.lifecycle.mark_cancelled(job_id),
-    "request_cancel": lambda kit, job_id, claim: kit.lifecycle.request_cancel(job_id, "user:u1"),
-    "release": lambda kit, job_id, claim: kit.lifecycle.release(claim),
-    "release_for_retry": lambda kit, job_id, claim: kit.lifecycle.release_for_retry(claim, BEGIN + timedelta(hours=1)),
+    "lock_row": lambda kit, job_id, lease: _in_session(kit, lambda s: kit.lifecycle.lock_row(s, lease)),
+    "mark_succeeded": lambda kit, job_id, lease: kit.lifecycle.mark_succeeded(lease),
+    "mark_failed": lambda kit, job_id, lease: kit.lifecycle.mark_failed(lease, ERROR),
+    "mark_cancelled by lease": lambda kit, job_id, lease: kit.lifecycle.mark_cancelled(lease),
+    "mark_cancelled by id": lambda kit, job_id, lease: kit.lifecycle.mark_cancelled(job_id),
+    "request_cancel": lambda kit, job_id, lease: kit.lifecycle.request_cancel(job_id, "user:u1"),
+    "release": lambda kit, job_id, lease: kit.lifecycle.release(lease),
+    "release_for_retry": lambda kit, job_id, lease: kit.lifecycle.release_for_retry(lease, BEGIN + timedelta(hours=1)),
     "expire": _expire,
-    "give_up": lambda kit, job_id, claim: kit.lifecycle.give_up(job_id, kit.job(job_id).attempt_no + 1, ERROR),
+    "give_up": lambda kit, job_id, lease: kit.lifecycle.give_up(job_id, kit.job(job_id).attempt_no + 1, ERROR),
 }
 
 STATES = ("queued", "retrying", "running", "cancel_requested", "succeeded", "failed", "cancelled")
@@ -90,7 +90,7 @@ ALLOWED: dict[str, dict[str, Outcome]] = {
         "lock_row": ("running", []),
         "mark_succeeded": ("succeeded", ["succeeded"]),
         "mark_failed": ("failed", ["failed"]),
-        "mark_cancelled by claim": IllegalTransition,
+        "mark_cancelled by lease": IllegalTransition,
         "mark_cancelled by id": JobLockConflict,
         "request_cancel": ("running", ["cancel_requested"]),
         "release": ("running", ["released"]),
@@ -107,7 +107,7 @@ ALLOWED: dict[str, dict[str, Outcome]] = {
         "lock_row": CancelRequested,
         "mark_succeeded": CancelRequested,
         "mark_failed": ("cancelled", ["cancelled"]),
-        "mark_cancelled by claim": ("cancelled", ["cancelled"]),
+        "mark_cancelled by lease": ("cancelled", ["cancelled"]),
         "mark_cancelled by id": JobLockConflict,
         "request_cancel": ("running", []),
         "release": ("cancelled", ["cancelled"]),
@@ -139,18 +139,18 @@ def test_a_writer_changes_a_job_in_the_allowed_states_alone_and_tells_it(kit: Ki
 
 
 def _check_cell(kit: Kit, state: str, writer: str) -> None:
-    job_id, claim = kit.job_in(state, user_id=f"user of {state}")
+    job_id, lease = kit.job_in(state, user_id=f"user of {state}")
     before, told = kit.everything(), kit.types(job_id)
     outcome = ALLOWED[state][writer]
     kit.advance(1)
     if isinstance(outcome, type):
         with pytest.raises(outcome) as refused:
-            WRITERS[writer](kit, job_id, claim)
+            WRITERS[writer](kit, job_id, lease)
         assert type(refused.value) is outcome, f"{writer} on {state}"
         assert kit.everything() == before, f"{writer} on {state} wrote something"
         return
     after, added = outcome
-    WRITERS[writer](kit, job_id, claim)
+    WRITERS[writer](kit, job_id, lease)
     job = kit.job(job_id)
     assert job.lifecycle_status == after, f"{writer} on {state}"
     assert kit.types(job_id) == told + added, f"{writer} on {state}"
@@ -190,7 +190,7 @@ def _attempt(event: OutboxEvent) -> int:
 def test_a_writer_says_that_there_is_no_such_job(sqlite_kit: Kit, writer: str) -> None:
     kit, nobody = sqlite_kit, new_id()
     with pytest.raises(JobLockConflict if writer == "lock_job" else JobGone):
-        WRITERS[writer](kit, nobody, Claim(nobody, "worker-1/x", 1))
+        WRITERS[writer](kit, nobody, Lease(nobody, "worker-1/x", 1))
     assert kit.counts() == {}
 
 

@@ -14,7 +14,7 @@ from aijobs.credentials.models import UserModelCredential
 from aijobs.db.clock import ManualClock
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from tests.support.databases import SqliteDatabases

@@ -201,18 +201,18 @@ def _bought_again_by_a_retry(kit: Kit) -> str:
     parent, _ = kit.job_in("failed")
     kit.set(parent, output_hash="0" * 64)
     child = kit.jobs.retry(parent, "operator:o").job.id
-    claim = kit.lock(child)
+    lease = kit.lock(child)
     with kit.database.transaction() as session:
-        kit.lifecycle.note_provider_call(session, claim)
+        kit.lifecycle.note_provider_call(session, lease)
     run(kit, usage_row(child, 1))
     return child
 
 
 def _call_without_row(kit: Kit) -> str:
-    job_id, claim = kit.job_in("running")
-    assert claim is not None
+    job_id, lease = kit.job_in("running")
+    assert lease is not None
     with kit.database.transaction() as session:
-        kit.lifecycle.note_provider_call(session, claim)
+        kit.lifecycle.note_provider_call(session, lease)
     return job_id
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import insert
 from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
-from aijobs.jobs.lifecycle import JobErrorInfo
+from aijobs.jobs.lease import JobErrorInfo
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race

@@ -31,7 +31,7 @@ def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it
     other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5, fresh_s=60, tried_s=60)
     with kit.database.transaction() as still:
         head = outbox.find_dispatchable(still, 5, tried=tried)
-        assert len(outbox.claim(still, head, "d1/x")) == 5
+        assert len(outbox.lease(still, head, "d1/x")) == 5
         assert other.cycle() == 7
         still.rollback()
     assert other.cycle() == 5
@@ -40,8 +40,8 @@ def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it
 
 def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> None:
     """Each would cost it ten seconds, five times; the leases behind would be minutes late."""
-    claims = [kit.running() for _ in range(8)]
-    held = sorted(claim.job_id for claim in claims)[:3]
+    leases = [kit.running() for _ in range(8)]
+    held = sorted(lease.job_id for lease in leases)[:3]
     kit.advance(600)
     reaper = LockReaper(kit.database, kit.lifecycle, page=2)
     with kit.database.transaction() as still:
@@ -50,18 +50,18 @@ def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> N
         assert reaper.reap() == 5
         assert {kit.job(job_id).uncharged_losses for job_id in held} == {0}
     assert reaper.reap() == 3
-    assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 8
+    assert [kit.job(lease.job_id).uncharged_losses for lease in leases] == [1] * 8
 
 
 def test_a_suspects_beat_waits_for_no_row_that_its_child_holds(kit: Kit) -> None:
     """The watcher beats for other jobs too."""
-    claim = kit.running()
-    until = kit.job(claim.job_id).lock_until
+    lease = kit.running()
+    until = kit.job(lease.job_id).lock_until
     kit.advance(15)
     with kit.database.transaction() as child:
-        child.execute(select(AiJob.id).where(AiJob.id == claim.job_id).with_for_update())
+        child.execute(select(AiJob.id).where(AiJob.id == lease.job_id).with_for_update())
         with pytest.raises(JobLockConflict):
-            kit.lifecycle.extend_lock(claim, tries=1, waits=False)
-    assert kit.job(claim.job_id).lock_until == until
-    kit.lifecycle.extend_lock(claim, tries=1, waits=False)
-    assert kit.job(claim.job_id).lock_until > until
+            kit.lifecycle.extend_lock(lease, tries=1, waits=False)
+    assert kit.job(lease.job_id).lock_until == until
+    kit.lifecycle.extend_lock(lease, tries=1, waits=False)
+    assert kit.job(lease.job_id).lock_until > until

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from structlog.testing import capture_logs
 
 from aijobs.ids import InstanceId
-from aijobs.jobs.lifecycle import Claim
+from aijobs.jobs.lease import Lease
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.passes import read_passes
 from aijobs.outbox.models import OutboxEvent
@@ -44,25 +44,25 @@ def asked(kit: Kit, job_id: str) -> OutboxEvent:
 
 
 def test_a_lease_is_taken_ninety_seconds_after_its_last_renewal_and_no_sooner(kit: Kit) -> None:
-    claim = kit.running()
+    lease = kit.running()
     kit.advance(50)
-    kit.lifecycle.extend_lock(claim)
+    kit.lifecycle.extend_lock(lease)
     kit.advance(89.9)
     assert reaper(kit).reap() == 0
-    assert kit.job(claim.job_id).locked_by == claim.token
+    assert kit.job(lease.job_id).locked_by == lease.token
     kit.advance(0.1)
     assert reaper(kit).reap() == 1
-    job = kit.job(claim.job_id)
+    job = kit.job(lease.job_id)
     assert (job.lifecycle_status, job.locked_by, job.uncharged_losses, job.retry_count) == ("running", None, 1, 0)
     assert job.lost_count == 0, "nobody knows which job of that process ended it"
-    assert kit.types(claim.job_id) == ["created", "locked", "lease_lost"]
+    assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"]
 
 
 @ANY_DATABASE
 def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> None:
-    claim = kit.running()
-    kit.set(claim.job_id, locked_at=kit.job(claim.job_id).locked_at - timedelta(days=3))  # type: ignore[operator]
-    kit.set(claim.job_id, started_at=kit.job(claim.job_id).started_at - timedelta(days=3))  # type: ignore[operator]
+    lease = kit.running()
+    kit.set(lease.job_id, locked_at=kit.job(lease.job_id).locked_at - timedelta(days=3))  # type: ignore[operator]
+    kit.set(lease.job_id, started_at=kit.job(lease.job_id).started_at - timedelta(days=3))  # type: ignore[operator]
     assert reaper(kit).reap() == 0
 
 
@@ -84,8 +84,8 @@ def test_jobs_that_nobody_holds_are_not_the_reapers(kit: Kit) -> None:
 def test_each_takeover_waits_longer_until_the_fifth_worker_is_lost(kit: Kit, job_type: str, waits: list[int]) -> None:
     job_id = kit.new_job(job_type=job_type).id
     for number, wait in enumerate(waits, start=1):
-        claim = kit.lock(job_id, f"worker-{number}")
-        assert claim.attempt_no == number
+        lease = kit.lock(job_id, f"worker-{number}")
+        assert lease.attempt_no == number
         kit.advance(90)
         assert reaper(kit).reap() == 1
         due = kit.clock.at + timedelta(seconds=wait)  # type: ignore[attr-defined]
@@ -109,10 +109,10 @@ def test_each_takeover_waits_longer_until_the_fifth_worker_is_lost(kit: Kit, job
 def test_a_job_with_a_saved_output_gets_one_attempt_more_to_project_it(kit: Kit) -> None:
     job_id = kit.new_job().id
     for number in range(2):
-        claim = kit.lock(job_id)
+        lease = kit.lock(job_id)
         if number == 0:
-            kit.lifecycle.save_output(claim, {"output": {}, "artifacts": 0})
-        kit.lifecycle.charge(claim)
+            kit.lifecycle.save_output(lease, {"output": {}, "artifacts": 0})
+        kit.lifecycle.charge(lease)
         kit.advance(10)
         assert kit.job(job_id).lifecycle_status == "running"
     kit.lifecycle.charge(kit.lock(job_id))
@@ -131,40 +131,40 @@ def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
 
 @ANY_DATABASE
 def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    claims = []
+    leases = []
     for _ in range(9):
-        claims.append(kit.running())
+        leases.append(kit.running())
         kit.advance(1)
     kit.advance(90)
-    bad = {claim.job_id for claim in claims[:4]}
+    bad = {lease.job_id for lease in leases[:4]}
     expire = kit.lifecycle.expire
 
-    def fails(claim: Claim, *args: Any, **options: Any) -> AiJob:
-        if claim.job_id in bad:
+    def fails(lease: Lease, *args: Any, **options: Any) -> AiJob:
+        if lease.job_id in bad:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
-        return expire(claim, *args, **options)
+        return expire(lease, *args, **options)
 
     monkeypatch.setattr(kit.lifecycle, "expire", fails)
     assert reaper(kit, page=2).reap() == 5
-    assert {c.job_id for c in claims if kit.job(c.job_id).locked_by is not None} == bad
+    assert {c.job_id for c in leases if kit.job(c.job_id).locked_by is not None} == bad
 
 
 def test_leases_of_one_instant_are_all_found_page_by_page(kit: Kit) -> None:
-    claims = [kit.running() for _ in range(7)]
+    leases = [kit.running() for _ in range(7)]
     kit.advance(90)
     assert reaper(kit, page=2).reap() == 7
-    assert all(kit.job(claim.job_id).uncharged_losses == 1 for claim in claims)
+    assert all(kit.job(lease.job_id).uncharged_losses == 1 for lease in leases)
 
 
 def test_many_reapers_count_each_loss_once(live_kit: Kit) -> None:
-    claims = [live_kit.running() for _ in range(12)]
-    for claim in claims:
-        live_kit.set(claim.job_id, lock_until=live_kit.job(claim.job_id).lock_until - timedelta(hours=1))  # type: ignore[operator]
+    leases = [live_kit.running() for _ in range(12)]
+    for lease in leases:
+        live_kit.set(lease.job_id, lock_until=live_kit.job(lease.job_id).lock_until - timedelta(hours=1))  # type: ignore[operator]
     taken = race(*[reaper(live_kit, page=3).reap] * 4)
     assert sum(taken) == 12, taken
-    for claim in claims:
-        assert live_kit.job(claim.job_id).uncharged_losses == 1
-        assert live_kit.types(claim.job_id) == ["created", "locked", "lease_lost"]
+    for lease in leases:
+        assert live_kit.job(lease.job_id).uncharged_losses == 1
+        assert live_kit.types(lease.job_id) == ["created", "locked", "lease_lost"]
 
 
 def test_the_reaper_takes_many_leases_in_one_transaction(kit: Kit) -> None:
@@ -244,7 +244,7 @@ def test_a_lease_that_is_renewed_in_time_is_passed_over_with_one_debug_line(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_batch_whose_commit_got_no_answer_is_counted_once(kit: Kit, when: Any) -> None:
-    claims = [kit.running() for _ in range(5)]
+    leases = [kit.running() for _ in range(5)]
     kit.advance(90)
     with capture_logs() as lines, lose_commits(kit.database, when) as left:
         # The first COMMIT may be a reader's; it is cut too, and the reader asks again at the next pass.
@@ -252,7 +252,7 @@ def test_a_batch_whose_commit_got_no_answer_is_counted_once(kit: Kit, when: Any)
             reaper(kit).reap()
         reaper(kit).reap()
     assert left == [0]
-    assert [kit.job(claim.job_id).uncharged_losses for claim in claims] == [1] * 5
+    assert [kit.job(lease.job_id).uncharged_losses for lease in leases] == [1] * 5
     assert [line["event"] for line in lines].count("job.lease_lost") == 5
 
 

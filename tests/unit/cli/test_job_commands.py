@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select, update
 
-from aijobs.jobs.claim import claim_of
+from aijobs.jobs.lease import lease_of
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
@@ -55,9 +55,9 @@ def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs
 def test_a_job_that_lost_workers_says_how_many_count_and_why_it_runs_alone(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
-    claim = claim_of(services.lifecycle.lock_job(job_id, "worker-1").job)
-    services.lifecycle.expire(claim, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
-    services.lifecycle.charge(claim_of(services.lifecycle.lock_job(job_id, "worker-2").job))
+    lease = lease_of(services.lifecycle.lock_job(job_id, "worker-1").job)
+    services.lifecycle.expire(lease, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
+    services.lifecycle.charge(lease_of(services.lifecycle.lock_job(job_id, "worker-2").job))
     out = aijobs("job", job_id)[1]
     assert "attempt       2 (errors 0 of 2)\n" in out
     assert "lost          own process 1 of 2; shared process 1 (5 in all fail it)\n" in out
@@ -70,8 +70,8 @@ def test_a_job_that_lost_workers_says_how_many_count_and_why_it_runs_alone(
 def test_a_retry_that_runs_alone_from_the_start_shows_the_loss_that_it_begins_with(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
-    claim = claim_of(services.lifecycle.lock_job(job_id, "worker-1").job)
-    services.lifecycle.expire(claim, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
+    lease = lease_of(services.lifecycle.lock_job(job_id, "worker-1").job)
+    services.lifecycle.expire(lease, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
     services.jobs.cancel(job_id, services.lifecycle.find(job_id).user_id)  # type: ignore
     out = aijobs("job", aijobs("retry", job_id)[1].strip())[1]
     assert "lost          retried job 1 (5 in all fail it)\n" in out

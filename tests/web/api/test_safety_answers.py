@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from aijobs.jobs.lifecycle import JobErrorInfo, claim_of
+from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.wiring import Services
 from tests.web.api.conftest import Person, as_user
 
@@ -32,8 +32,8 @@ def test_whoever_may_hurt_themselves_reads_words_of_care(
     client: FlaskClient, services: Services, language: str, words: str
 ) -> None:
     job_id = new_job(client)
-    claim = claim_of(services.lifecycle.lock_job(job_id, "worker").job)
-    services.lifecycle.mark_failed(claim, JobErrorInfo("CONTENT_SAFETY_SELF_HARM", "public", "rule zh-self-harm"))
+    lease = lease_of(services.lifecycle.lock_job(job_id, "worker").job)
+    services.lifecycle.mark_failed(lease, JobErrorInfo("CONTENT_SAFETY_SELF_HARM", "public", "rule zh-self-harm"))
     answer: Any = client.get(f"/api/ai/jobs/{job_id}", headers={**as_user(), "Accept-Language": language}).json
     assert answer["errorCode"] == "CONTENT_SAFETY_SELF_HARM"
     assert words in answer["publicErrorMessage"]

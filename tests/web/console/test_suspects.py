@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aijobs.jobs.claim import claim_of
+from aijobs.jobs.lease import lease_of
 from tests.web.console.stage import Stage
 
 SAID = {
@@ -28,8 +28,8 @@ def suspect(stage: Stage) -> str:
     job_id, lifecycle = stage.running(), stage.services.lifecycle
     job = stage.job(job_id)
     assert job.lock_until is not None
-    lifecycle.expire(claim_of(job), job.lock_until, at_once=True)
-    lifecycle.charge(claim_of(lifecycle.lock_job(job_id, str(stage.instance)).job))
+    lifecycle.expire(lease_of(job), job.lock_until, at_once=True)
+    lifecycle.charge(lease_of(lifecycle.lock_job(job_id, str(stage.instance)).job))
     return job_id
 
 

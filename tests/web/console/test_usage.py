@@ -13,7 +13,7 @@ from jinja2 import FileSystemBytecodeCache
 from aijobs.ai.calling.breaker import scope_of
 from aijobs.clock import utc_now
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
-from aijobs.jobs.claim import claim_of
+from aijobs.jobs.lease import lease_of
 from aijobs.jobs.service import CreateJobInput
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
@@ -218,6 +218,6 @@ def test_a_job_whose_worker_stopped_waits_for_no_provider(stage: Stage) -> None:
     job_id = _cards(stage)
     stage.services.breaker.failed(scope_of("deepseek"), exhausted=True)
     locked = stage.services.lifecycle.lock_job(job_id, str(stage.instance)).job
-    stage.services.lifecycle.release(claim_of(locked))
+    stage.services.lifecycle.release(lease_of(locked))
     assert _waiting(stage, job_id)["reason"] not in ("breaker_open", "providers_busy", "not_due")
     assert _waiting(stage, stage.succeeded()) is None

@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from aijobs.ai.billing.usage import UsageLog
 from aijobs.errors import JobError
-from aijobs.jobs.lifecycle import LifecycleRepository
+from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from tests.integration.engine.stage import CARDS, Stage
 
 

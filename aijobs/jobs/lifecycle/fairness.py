@@ -15,13 +15,13 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, and_, func, select, union_all
+from sqlalchemy import ColumnElement, Row, Subquery, func, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
 from aijobs.db.statements import read_rows
 from aijobs.errors import NotYourTurn
-from aijobs.jobs.changes import DUE_AT, NO_SUSPECT, NOT_ASKED
+from aijobs.jobs.conditions import DUE_AT, FREED, NO_CANCEL, NO_SUSPECT
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
@@ -91,7 +91,7 @@ class FairShare:
         No suspect: it has a place of its own, which may be taken, and then nobody would run.
         A backlog is stepped over as a whole, and there are few busy users: each holds about half of the slots.
         """
-        where = [AiJob.queue_name == queue_name, NOT_ASKED, NO_SUSPECT]
+        where = [AiJob.queue_name == queue_name, NO_CANCEL, NO_SUSPECT]
         if job_types is not None:
             where.append(AiJob.job_type.in_(job_types))
         again = self._find_due_again(session, where)
@@ -105,7 +105,7 @@ class FairShare:
 
     def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Any] | None:
         """All freed jobs that are due, where they are few; None where they are many."""
-        due = (_FREED, AiJob.next_attempt_at <= self._clock.now())
+        due = (FREED, AiJob.next_attempt_at <= self._clock.now())
         query = select(*_PLACE).where(*where, *due).order_by(AiJob.next_attempt_at).limit(FEW_DUE + 1)
         found = session.execute(query).all()
         return found if len(found) <= FEW_DUE else None
@@ -117,7 +117,7 @@ class FairShare:
         behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
         waiting = _best(AiJob.lifecycle_status == QUEUED, behind)
         if again is None:
-            both = union_all(select(waiting), select(_best(_FREED, behind))).subquery()
+            both = union_all(select(waiting), select(_best(FREED, behind))).subquery()
             return session.execute(select(both).order_by(*both.c).limit(1)).one_or_none()
         found = session.execute(select(waiting)).one_or_none()
         # Texts that are compared are ordered by bytes on each database, which is Python's order too.
@@ -125,8 +125,6 @@ class FairShare:
         return min([*here, found] if found is not None else here, key=tuple, default=None)
 
 
-_FREED = and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None))
-"""The job was held, and waits for its next attempt: it always has a time for it."""
 _PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
 
 

@@ -1,4 +1,4 @@
-"""What a worker holds, for how long, and why it failed."""
+"""What a worker holds while it runs a job, for how long, and why a job failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aijobs.logs import LoggedJob
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What a worker holds while it runs a job. The token is `{instance}/{random}`, never used twice."""
+class Lease:
+    """A worker's temporary right to a job. The token is `{instance}/{random}`, never used twice."""
 
     job_id: str
     token: str
@@ -26,15 +26,28 @@ class Claim:
         return self.token.rpartition("/")[0]
 
 
-def claim_of(job: AiJob, event_id: str | None = None) -> Claim:
-    """The claim under which `job` is held. `ValueError` where nobody holds it."""
+def lease_of(job: AiJob, event_id: str | None = None) -> Lease:
+    """Return the lease under which `job` is held. `ValueError` if nobody holds it."""
     if job.locked_by is None:
         raise ValueError(f"job {job.id} is held by nobody")
-    return Claim(job.id, job.locked_by, job.attempt_no, event_id)
+    return Lease(job.id, job.locked_by, job.attempt_no, event_id)
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """How long a lease lasts, and how long after its end it counts as lost."""
+
+    length: timedelta
+    grace: timedelta
+
+    @property
+    def threshold_ms(self) -> int:
+        """Milliseconds from the last renewal until a takeover."""
+        return round((self.length + self.grace).total_seconds() * 1000)
 
 
 class KnownJob(LoggedJob, Protocol):
-    """What a change of a job tells of it."""
+    """What the history and the log need of a job that was changed."""
 
     event_seq: int
     output_hash: str | None
@@ -42,9 +55,9 @@ class KnownJob(LoggedJob, Protocol):
 
 @dataclass
 class LockedRow:
-    """What `lock_row` reads of a held job: what its end is to tell, and its saved output, None where it has none.
+    """The columns that `lock_row` reads of a held job: what its end records, and its saved output if there is one.
 
-    Not the whole row: its forty columns are dear to read, and nobody needs the others then.
+    The other thirty columns are expensive to read, and PROJECT doesn't need them.
     """
 
     id: str
@@ -60,14 +73,14 @@ class LockedRow:
 
 @dataclass(frozen=True)
 class Locked:
-    """A job that was just taken, with what it works on."""
+    """A job that was just locked, and its input."""
 
     job: AiJob
     event_id: str | None
-    """Of the outbox event that asked for this attempt."""
+    """The outbox event that asked for this attempt."""
     content: str | None = field(repr=False)
-    """Its input as JSON; None where that has expired, or where its output is saved already. Not read yet: what is no
-    JSON, or none for us, fails the attempt, and not the lock, which would be tried again for ever."""
+    """The input as JSON; None if it has expired, or if an output is saved. It is parsed later: a broken input fails the
+    attempt, and not the lock, which would be tried again for ever."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +93,5 @@ class JobErrorInfo:
 
     @classmethod
     def of(cls, code: str, internal_message: str = "") -> JobErrorInfo:
-        """The info of a code, with the code's own public message."""
+        """Return the info of a code, with the code's own public message."""
         return cls(code, describe(code).en, internal_message)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """How long a lock lasts, and how long after its end it counts as lost."""
-
-    length: timedelta
-    grace: timedelta
-
-    @property
-    def threshold_ms(self) -> int:
-        """Milliseconds from the last renewal until a takeover."""
-        return round((self.length + self.grace).total_seconds() * 1000)

@@ -1,0 +1,152 @@
+"""End jobs: succeeded, failed or cancelled.
+
+A requested cancel wins over every way in which a job could go on or fail: that UPDATE requires that no cancel was
+requested, and if it finds no row for that reason, the job ends `cancelled` instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_
+from sqlalchemy.orm import Session
+
+from aijobs.ai.billing.usage import mark_lost
+from aijobs.canonical import canonical_hash
+from aijobs.errors import CancelRequested
+from aijobs.jobs.conditions import NO_CANCEL, WAITS
+from aijobs.jobs.history import SYSTEM, WORKER, record
+from aijobs.jobs.lease import JobErrorInfo, KnownJob, Lease, LockedRow
+from aijobs.jobs.lifecycle.changes import Note
+from aijobs.jobs.lifecycle.confirm import cancelled, ended
+from aijobs.jobs.lifecycle.lease import Leases
+from aijobs.jobs.lifecycle.statements import FREE
+from aijobs.jobs.models import AiJob
+from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, SUCCEEDED
+
+
+class Ends(Leases):
+    """The final states. Each end is announced after its commit."""
+
+    def mark_succeeded(
+        self,
+        lease: Lease,
+        session: Session | None = None,
+        *,
+        row: LockedRow | None = None,
+        output: Any = None,
+        artifact_count: int = 0,
+        duration_ms: int | None = None,
+    ) -> KnownJob:
+        """End the job `succeeded`, with the number of artifacts that its projection made.
+
+        `output`: the validated output, if it isn't saved yet. `row`: what `lock_row` returned in this transaction; it
+        spares a read. A lease that has run out still succeeds, if nobody has taken the job.
+        """
+        if row is not None and (row.id, row.attempt_no) != (lease.job_id, lease.attempt_no):
+            held = f"attempt {lease.attempt_no} of {lease.job_id}"
+            raise ValueError(f"the row is of attempt {row.attempt_no} of job {row.id}, and the lease of {held}")
+
+        def succeed(session: Session) -> KnownJob:
+            was = row or self.lock_row(session, lease)
+            values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
+            if output is not None:
+                was = replace(was, output_hash=canonical_hash(output))
+                values.update(validated_output=output, output_hash=was.output_hash)
+            if not self._change(session, lease, NO_CANCEL, **values):
+                raise self._refusal(session, lease)
+            job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)
+            self._record(session, job, Note(SUCCEEDED, duration_ms=duration_ms), lease)
+            return job
+
+        return self._in(session, succeed, ended(lease, SUCCEEDED))
+
+    def mark_failed(
+        self,
+        lease: Lease,
+        error: JobErrorInfo,
+        session: Session | None = None,
+        *,
+        actor: str = WORKER,
+        duration_ms: int | None = None,
+    ) -> AiJob:
+        """End the job `failed` with this error; `cancelled` if a cancel was requested."""
+        note = Note(FAILED, actor, error.code, duration_ms)
+        values = self._failed(error)
+        return self._in(session, lambda s: self._go_on_or_cancel(s, lease, note, **values), ended(lease))
+
+    def mark_cancelled(
+        self, job: str | Lease, session: Session | None = None, *, duration_ms: int | None = None
+    ) -> AiJob:
+        """End a job whose cancel was requested: under its lease, or by id if nobody holds it."""
+        if isinstance(job, Lease):
+            lease, note = job, Note(CANCELLED, WORKER, duration_ms=duration_ms)
+            return self._in(session, lambda s: self._cancel(s, lease, note), ended(lease))
+        job_id = job
+        return self._in(session, lambda s: self._cancel(s, job_id, Note(CANCELLED, SYSTEM), WAITS), cancelled(job_id))
+
+    def request_cancel(self, job_id: str, by: str) -> AiJob:
+        """Record a cancel request, once, and end the job at once if no worker holds it.
+
+        A final job is returned as it is. The caller checks that the job's definition allows a cancel.
+        """
+
+        def request(session: Session) -> AiJob:
+            requested = self._change(
+                session,
+                job_id,
+                and_(AiJob.lifecycle_status.in_(OPEN), NO_CANCEL),
+                cancel_requested_at=self._clock.now(),
+                cancel_requested_by=by,
+            )
+            job = self._get(session, job_id)
+            if requested:
+                record(session, self._clock, job, "cancel_requested", actor=by)
+            if job.lifecycle_status in FINAL or job.locked_by is not None:
+                return job
+            self._outbox.mark_asking_published(session, job, job.attempt_no + 1, None)  # Its message was never sent.
+            return self._cancel(session, job_id, Note(CANCELLED, by), WAITS)
+
+        return self._database.write(request, cancelled(job_id))
+
+    def _go_on_or_cancel(
+        self, session: Session, lease: Lease, note: Note, *where: ColumnElement[bool], **values: Any
+    ) -> AiJob:
+        """Make a holder's last change, or end the job `cancelled` if that was requested.
+
+        A provider call that is still open is given up as lost. Its caller closes it later, if it learns the result.
+        """
+        try:
+            job = self._change_held(session, lease, note, NO_CANCEL, *where, **values)
+        except CancelRequested:
+            return self._cancel(session, lease, Note(CANCELLED, note.actor, duration_ms=note.duration_ms), *where)
+        mark_lost(session, self._clock, lease.job_id, lease.attempt_no)
+        return job
+
+    def _cancel(self, session: Session, target: str | Lease, note: Note, *where: ColumnElement[bool]) -> AiJob:
+        if not self._change(session, target, ~NO_CANCEL, *where, **self._final(CANCELLED)):
+            raise self._refusal(session, target, cancelling=True)
+        job_id, lease = (target.job_id, target) if isinstance(target, Lease) else (target, None)
+        job = self._get(session, job_id)
+        self._record(session, job, note, lease)
+        mark_lost(session, self._clock, job_id, job.attempt_no)
+        return job
+
+    def _final(self, status: str, **values: Any) -> dict[str, Any]:
+        """Return the columns of a job that ends."""
+        return {
+            "lifecycle_status": status,
+            "finished_at": self._clock.now(),
+            "next_attempt_at": None,
+            **FREE,
+            **values,
+        }
+
+    def _failed(self, error: JobErrorInfo) -> dict[str, Any]:
+        return self._final(
+            FAILED,
+            error_code=error.code,
+            public_error_message=error.public_message,
+            internal_error_message=error.internal_message or None,
+        )
