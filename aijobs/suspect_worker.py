@@ -29,7 +29,7 @@ def main(end: int, lifeline: int) -> NoReturn:
         Path("/proc/self/oom_score_adj").write_text("1000")
     connection = Connection(end)
     # Loaded only now: from here on nothing that is signalled ends this process, or leaves it behind.
-    from aijobs.wiring import build_child_runner
+    from aijobs.wiring.engine import build_child_runner
 
     run = build_child_runner()
     own_pid = os.getpid()

@@ -20,7 +20,8 @@ from aijobs.errors import SettingsError
 from aijobs.jobs.models import PASSES
 from aijobs.queues.crew import Crew
 from aijobs.queues.hueys import AiJobsHuey
-from aijobs.wiring import build_job_crew, build_maintenance_crew, build_services
+from aijobs.wiring.passes import build_job_crew, build_maintenance_crew
+from aijobs.wiring.services import build_services
 
 
 @contextmanager

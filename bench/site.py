@@ -19,7 +19,7 @@ from aijobs.jobs.status import CANCELLED, FINAL, SUCCEEDED
 from aijobs.monitor.check import Bounds, Check
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from bench import bench_job
 from tests.support.databases import Databases, MariaDbServer, PostgresServer, SqliteDatabases
 from tests.support.processes import Program, Run

@@ -14,7 +14,7 @@ import sys
 from aijobs import logs
 from aijobs.jobs.service import CreateJobInput
 from aijobs.settings import Settings
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import click
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.cli.terminal import Terminal
 from aijobs.monitor.check import PROMISES, Bounds, Check, Finding, Report
-from aijobs.wiring import build_retention
+from aijobs.wiring.passes import build_retention
 
 
 @click.command()

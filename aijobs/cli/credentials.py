@@ -8,7 +8,7 @@ from aijobs.cli.acting import shell_actor
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.credentials.rotation import Rotated
 from aijobs.operators.audit import CREDENTIAL, AuditTrail
-from aijobs.wiring import build_rotation
+from aijobs.wiring.passes import build_rotation
 
 
 @click.group()

@@ -25,7 +25,7 @@ from aijobs.operators.actions import Operating
 from aijobs.settings import Settings
 
 if TYPE_CHECKING:
-    from aijobs.wiring import Services
+    from aijobs.wiring.services import Services
 
 LONGEST_WAIT_S = 120.0
 _LOOK_S = 0.2

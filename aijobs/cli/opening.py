@@ -22,7 +22,7 @@ from aijobs.queues.broker import RedisBroker
 from aijobs.settings import Settings
 
 if TYPE_CHECKING:
-    from aijobs.wiring import Services
+    from aijobs.wiring.services import Services
 
 
 def load_settings() -> Settings:
@@ -51,7 +51,7 @@ def open_database(settings: Settings) -> Iterator[Database]:
 @contextmanager
 def open_services() -> Iterator[Services]:
     """All services over a database whose schema was checked. The broker may be away: workers find what it missed."""
-    from aijobs.wiring import build_services
+    from aijobs.wiring.services import build_services
 
     settings = load_settings()
     broker = _find_broker(settings)

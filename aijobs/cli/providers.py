@@ -12,7 +12,7 @@ from aijobs.canonical import json_name
 from aijobs.cli.opening import json_option, load_catalogue, load_settings, write_json
 from aijobs.cli.terminal import Terminal
 from aijobs.engine.token import CancellationToken
-from aijobs.wiring import build_costs, build_servers
+from aijobs.wiring.providers import build_costs, build_servers
 
 
 @click.group()

@@ -1,10 +1,9 @@
-"""What a new job and a retry have in common: the rows that a job begins with, and its message."""
+"""Create a job once: find it, or insert its rows in one transaction, and hand its message over."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +11,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock, read_clock
-from aijobs.db.database import StatementTooLarge, savepoint
+from aijobs.db.database import Database, StatementTooLarge, savepoint
 from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import ApiError
+from aijobs.ids import new_id
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.snapshots import SnapshotBuilder
+from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import HandOver, OutgoingMessage
@@ -27,25 +28,27 @@ from aijobs.screening.redaction import Redacted
 logger = get_logger(__name__)
 
 
-@contextmanager
-def refused_if_too_large() -> Iterator[None]:
-    """`ApiError` PAYLOAD_TOO_LARGE, naming the limit, if the database doesn't take the input in one statement."""
-    try:
-        yield
-    except StatementTooLarge as error:
-        raise ApiError("PAYLOAD_TOO_LARGE", {"limit": "maxAllowedPacket", "allowed": error.longest}) from None
-
-
 @dataclass(frozen=True)
 class CreatedJob:
-    """A job, and whether this request made it or found it."""
+    """A job, and whether this request created it or found it."""
 
     job: AiJob
     created: bool
+    message: OutgoingMessage | None = field(default=None, repr=False)
+    """What the broker is to get of a job that was created."""
 
 
-def of_today(definition: JobDefinition) -> dict[str, Any]:
-    """What a job takes from its definition as it is now."""
+@dataclass(frozen=True)
+class NewJob:
+    """A job to be inserted, the definition that it runs by, and its redacted input."""
+
+    job: AiJob
+    definition: JobDefinition
+    content: Redacted
+
+
+def definition_columns(definition: JobDefinition) -> dict[str, Any]:
+    """Return the columns that a new job takes from its definition."""
     return {
         "job_type": definition.job_type,
         "queue_name": definition.queue.queue_name,
@@ -57,35 +60,78 @@ def of_today(definition: JobDefinition) -> dict[str, Any]:
 
 
 class JobCreation:
-    """Writes new jobs in the transaction of whoever decided that there is to be one."""
+    """Creates a job once: for a user's request, and for an operator's retry."""
 
     def __init__(
         self,
+        database: Database,
         clock: Clock,
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
         snapshots: SnapshotBuilder,
         limits: UserLimits,
+        *,
         hand_over: HandOver,
         handover_delay: timedelta,
     ) -> None:
-        """`hand_over` sends a new job's message. Its event is due `handover_delay` ahead: the creator sends first, the
-        dispatcher what was missed.
+        """`hand_over` sends a new job's message. Its event is due after `handover_delay`: the creator sends first, and
+        the dispatcher sends what the creator could not.
         """
-        self._clock, self._lifecycle, self._outbox = clock, lifecycle, outbox
+        self._database, self._clock, self._lifecycle, self._outbox = database, clock, lifecycle, outbox
         self._snapshots, self._limits = snapshots, limits
         self._hand_over, self._handover_delay = hand_over, handover_delay
 
-    def insert(
-        self, session: Session, job: AiJob, definition: JobDefinition, content: Redacted
-    ) -> OutgoingMessage | None:
-        """Write job, reservation, snapshot, history and event, under the user's row.
+    def create_once(
+        self, user_id: str, find: Callable[[Session], AiJob | None], prepare: Callable[[Session, str], NewJob]
+    ) -> CreatedJob:
+        """Return the job that `find` finds, otherwise insert the one that `prepare(session, id)` makes. Both run under
+        the lock of the user's row.
 
-        None where a unique constraint says that another was first. `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED where
-        the user has no room for it; an operator's retry is written all the same.
+        Job, reservation, snapshot, history and event are written in one transaction; then the message is handed over.
+        `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED if the user has no room for it, which an operator's retry ignores;
+        PAYLOAD_TOO_LARGE, naming the limit, if the database refuses the input because of its size.
         """
+        job_id = new_id()
+
+        def found(session: Session, job: AiJob) -> CreatedJob:
+            if job.id != job_id:
+                return CreatedJob(job, created=False)
+            event = self._outbox.enqueue_event(session, job)  # An earlier try of this transaction was committed.
+            return CreatedJob(job, True, outgoing(event, job) if event else None)
+
+        def create(session: Session) -> CreatedJob:
+            lock_user_row(session, user_id)
+            existing = find(session)
+            if existing is None:
+                inserted = self._insert(session, prepare(session, job_id))
+                if inserted is not None:
+                    return inserted
+                existing = find(session)  # A unique conflict: another request with this key was first.
+                if existing is None:
+                    raise ApiError("SERVICE_BUSY")
+            return found(session, existing)
+
+        def confirm(session: Session) -> CreatedJob | None:
+            job = session.get(AiJob, job_id)
+            return found(session, job) if job else None
+
+        ensure_user_row(self._database, self._clock, user_id)
+        try:
+            result = self._database.write(create, confirm)
+        except StatementTooLarge as error:
+            raise ApiError("PAYLOAD_TOO_LARGE", {"limit": "maxAllowedPacket", "allowed": error.longest}) from None
+        if result.created:
+            event_id = result.message.event_id if result.message else None
+            logger.info("job.created", **job_fields(result.job, outboxId=event_id))
+        if result.message is not None:
+            self._hand_over(result.message)
+        return result
+
+    def _insert(self, session: Session, new: NewJob) -> CreatedJob | None:
+        """Insert the job's rows; None if a unique constraint refuses it."""
+        job = new.job
         job.created_at = read_clock(session, self._clock)
-        reserved = self._limits.admit(session, job, definition, content.content)
+        reserved = self._limits.admit(session, job, new.definition, new.content.content)
         try:
             with savepoint(session):
                 self._lifecycle.create_job(session, job)
@@ -93,16 +139,7 @@ class JobCreation:
             return None
         if reserved is not None:
             session.add(reserved)
-        session.add(self._snapshots.build(session, job.id, job.input_schema_version, content))
+        session.add(self._snapshots.build(session, job.id, job.input_schema_version, new.content))
         event = self._outbox.add_enqueue(session, job, job.created_at + self._handover_delay)
         session.flush()
-        return outgoing(event, job)
-
-    def announce(self, result: CreatedJob, message: list[OutgoingMessage]) -> None:
-        """After the commit: the log's line of a new job, and its message on its way."""
-        if not result.created:
-            return
-        job = result.job
-        logger.info("job.created", **job_fields(job, outboxId=message[0].event_id if message else None))
-        if message:
-            self._hand_over(message[0])
+        return CreatedJob(job, True, outgoing(event, job))

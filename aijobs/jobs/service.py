@@ -1,6 +1,6 @@
-"""The only door through which jobs come into being, and what users and operators may do to them afterwards.
+"""The only way to create a job, and what users and operators may do to jobs afterwards.
 
-Internal: the outside reaches it through business services, operators through retry.
+Internal: users reach it through business services, operators through retry.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid, JobGone
-from aijobs.ids import new_id
-from aijobs.jobs.creation import CreatedJob, JobCreation, of_today, refused_if_too_large
+from aijobs.jobs.creation import CreatedJob, JobCreation, NewJob, definition_columns
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
@@ -34,7 +33,6 @@ from aijobs.jobs.requests import (
 )
 from aijobs.jobs.retries import Retries
 from aijobs.jobs.status import CANCELLED, FINAL
-from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
@@ -46,11 +44,11 @@ __all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 logger = get_logger(__name__)
 
 OwnsCredential = Callable[[Session, str, str, str | None], bool]
-"""Whether a user has a credential of this mode with this id."""
+"""Return whether a user has a credential of this mode with this id."""
 
 
 class AiJobService:
-    """Creates, cancels and retries jobs. Opens the transactions; raises `ApiError` for what is refused."""
+    """Creates, cancels and retries jobs. Opens the transactions. Raises `ApiError` if it refuses a request."""
 
     def __init__(
         self,
@@ -66,22 +64,22 @@ class AiJobService:
         unavailable_for: UnavailableFor,
         owns_credential: OwnsCredential,
     ) -> None:
-        """`withdraw` tells workers and broker of a requested cancel; `unavailable_for` is asked before a job is made,
+        """`withdraw` passes a requested cancel to workers and broker. `unavailable_for` is asked before each creation,
         outside of any transaction.
         """
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
         self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
         self._unavailable_for, self._owns_credential = unavailable_for, owns_credential
-        self._retries = Retries(database, clock, registry, creation, unavailable_for)
+        self._retries = Retries(registry, creation, unavailable_for)
 
     # --- create ------------------------------------------------------------------------------------------------
 
     def create_job(self, request: CreateJobInput) -> CreatedJob:
         """Create a job with its snapshot, enqueue event and first history row: all or nothing.
 
-        A key that led to a job for the same request before answers with that job, whatever its state, before any other
-        check and in any outage. Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED,
+        A key that led to a job for the same request before returns that job, whatever its state, before any other check
+        and in any outage. Raises `UnknownJobType`, `InputInvalid`, and `ApiError` IDEMPOTENCY_KEY_REUSED,
         PLATFORM_UNAVAILABLE, TOO_MANY_JOBS, QUOTA_EXCEEDED and PAYLOAD_TOO_LARGE.
         """
         definition = self._registry.get(job_type_name(request.job_type))
@@ -95,44 +93,24 @@ class AiJobService:
         terms = agree_terms(definition, request.overrides, self._known_prompt)
         if terms.credential_mode != PLATFORM_KEY:
             with self._database.read() as session:
-                # Before the breaker: its state is nobody's business but the owner's.
+                # Before the breaker: only the owner may learn its state.
                 self._check_credential(session, request.user_id, terms)
         wait = self._unavailable_for(definition, terms.credential_mode, terms.credential_id)
         if wait is not None:
             raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
         redacted = redact(content)
-        ensure_user_row(self._database, self._clock, request.user_id)
-        job = self._new_job(definition, request, terms)
-        message: list[OutgoingMessage] = []
 
-        def create(session: Session) -> CreatedJob:
-            message.clear()
-            lock_user_row(session, request.user_id)
-            existing = self._existing(session, definition, request)
-            if existing is not None:
-                return CreatedJob(existing, created=existing.id == job["id"])
+        def prepare(session: Session, job_id: str) -> NewJob:
             self._check_credential(session, request.user_id, terms)
-            fresh = AiJob(**job)
-            inserted = self._creation.insert(session, fresh, definition, redacted)
-            if inserted is None:
-                winner = self._existing(session, definition, request)
-                if winner is None:
-                    raise ApiError("SERVICE_BUSY")
-                return CreatedJob(winner, created=False)
-            message.append(inserted)
-            return CreatedJob(fresh, created=True)
+            return NewJob(AiJob(id=job_id, root_id=job_id, **columns), definition, redacted)
 
-        def confirm(session: Session) -> CreatedJob | None:
-            there = session.get(AiJob, job["id"])
-            return CreatedJob(there, created=True) if there else None
-
-        with refused_if_too_large():
-            result = self._database.write(create, confirm)
-        self._creation.announce(result, message)
-        return result
+        columns = self._columns(definition, request, terms)
+        return self._creation.create_once(
+            request.user_id, lambda session: self._existing(session, definition, request), prepare
+        )
 
     def _existing(self, session: Session, definition: JobDefinition, request: CreateJobInput) -> AiJob | None:
-        """The job that this user's key led to before; refused where it was another request's."""
+        """Return the job that this user's key led to before. IDEMPOTENCY_KEY_REUSED if that was another request."""
         if not can_have_led_to_a_job(request):
             return None
         by_key = {
@@ -150,12 +128,10 @@ class AiJobService:
             raise ApiError("IDEMPOTENCY_KEY_REUSED", {"jobId": tombstone.job_id, "reason": "expired"})
         return None
 
-    def _new_job(self, definition: JobDefinition, request: CreateJobInput, terms: Terms) -> dict[str, Any]:
-        job_id = new_id()
+    def _columns(self, definition: JobDefinition, request: CreateJobInput, terms: Terms) -> dict[str, Any]:
         keyed = request.idempotency_key is not None
         return {
-            "id": job_id,
-            "root_id": job_id,
+            **definition_columns(definition),
             "user_id": request.user_id,
             "target_type": request.target_type,
             "target_id": request.target_id,
@@ -165,7 +141,6 @@ class AiJobService:
             "idempotency_key": request.idempotency_key,
             "request_hash": request_hash(request, self._keys) if keyed else None,
             "trigger_type": "user",
-            **of_today(definition),
             "prompt_version": terms.prompt_version,
             "output_schema_version": terms.output_schema_version,
         }
@@ -179,10 +154,10 @@ class AiJobService:
     # --- cancel ------------------------------------------------------------------------------------------------
 
     def cancel(self, job_id: str, by: str, *, user_id: str | None = None, strict: bool = False) -> AiJob:
-        """Ask for a job to be cancelled, and return it as it is then; a final job as it is.
+        """Request the cancel of a job, and return the job as it is then. A final job is returned as it is.
 
-        With `user_id`, somebody else's job and no job are alike: JOB_NOT_FOUND. JOB_NOT_CANCELLABLE where the
-        definition forbids it; with `strict` also for a final job (JOB_ALREADY_CANCELLED for a cancelled one).
+        With `user_id`, another user's job is JOB_NOT_FOUND, like no job. JOB_NOT_CANCELLABLE if the definition forbids
+        it; with `strict` also for a final job (JOB_ALREADY_CANCELLED for a cancelled one).
         """
         job = self._find(job_id, user_id)
         if job.lifecycle_status not in FINAL:
@@ -213,7 +188,7 @@ class AiJobService:
         return job
 
     def _waiting_message(self, job: AiJob) -> OutgoingMessage | None:
-        """The message that may lie in the broker for a job that no worker holds."""
+        """Return the message that may be in the broker for a job that no worker holds."""
         if job.locked_by is not None:
             return None
         with self._database.read() as session:
@@ -225,8 +200,8 @@ class AiJobService:
     def retry(self, job_id: str, by: str) -> CreatedJob:
         """Run a failed or cancelled job again, as a new job; the old row is not changed.
 
-        Asked again while the child is the newest and not final: the same child. JOB_NOT_RETRYABLE with a `reason`
-        (not_final, succeeded, superseded, snapshot_expired, input_outdated, credential_gone, unknown_job_type) else.
-        The user's limits don't refuse it.
+        A repeat returns the same child while that is the newest of the chain and not final. Otherwise JOB_NOT_RETRYABLE
+        with a `reason`: not_final, succeeded, superseded, snapshot_expired, input_outdated, credential_gone or
+        unknown_job_type. The user's limits don't apply.
         """
         return self._retries.retry(self._find(job_id, None), by)

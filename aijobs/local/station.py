@@ -30,7 +30,7 @@ from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.presence import PresenceReader
 from aijobs.settings import Settings
 from aijobs.web.local_server import GRACE_S
-from aijobs.wiring import build_credential_store
+from aijobs.wiring.stores import build_credential_store
 
 UP_FILE = "up.pid"
 LOG_FOLDER = "logs"

@@ -7,14 +7,16 @@ Rights are checked before, where the request is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aijobs.ai.calling.breaker import BreakerState
 from aijobs.errors import ApiError, BrokerUnavailable
 from aijobs.jobs.service import CreatedJob
 from aijobs.monitor.views import JobRow, OutboxRow, Revealed
 from aijobs.operators.audit import JOB, OUTBOX_EVENT, PROVIDER, Actor, AuditTrail
-from aijobs.wiring import Services
+
+if TYPE_CHECKING:
+    from aijobs.wiring.services import Services
 
 
 @dataclass(frozen=True)

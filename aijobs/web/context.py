@@ -9,7 +9,7 @@ from flask import current_app, has_request_context, request, session
 from aijobs.texts import clean_line
 
 if TYPE_CHECKING:
-    from aijobs.wiring import Services
+    from aijobs.wiring.services import Services
 
 LANGUAGES = ("en", "zh")
 API_PREFIXES = ("/api/", "/admin-api/", "/internal/")

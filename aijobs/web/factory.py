@@ -24,7 +24,7 @@ from aijobs.web.health import health
 from aijobs.web.session_cookie import SessionCookie, cookie_name
 
 if TYPE_CHECKING:
-    from aijobs.wiring import Services
+    from aijobs.wiring.services import Services
 
 
 class WebDatabase(SQLAlchemy):
@@ -44,7 +44,7 @@ class WebDatabase(SQLAlchemy):
 def create_app(settings: Settings | None = None, services: Services | None = None) -> Flask:
     """The application over `services`; without them, over those that `settings` (the environment's) ask for."""
     if services is None:
-        from aijobs.wiring import build_services
+        from aijobs.wiring.services import build_services
 
         settings = settings or Settings.load()
         logs.configure(settings.log_level)  # This process is ours.

@@ -12,7 +12,7 @@ from aijobs.errors import AijobsError, SettingsError
 from aijobs.queues.look import refuse_unsupported
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 
 BOOT_ERROR = 3
 """The exit code by which gunicorn's master learns that trying again won't help (its `WORKER_BOOT_ERROR`)."""

@@ -154,12 +154,12 @@ def install_maintenance(points: CrashPoints) -> None:
 
     claimed = threading.local()
 
-    def lease(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def claim(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         claimed.events = original(*args, **kwargs)
         return claimed.events
 
     def send(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # By now the lease is committed; the re-drive sends without one.
+        # By now the claim is committed; the re-drive sends without one.
         if getattr(claimed, "events", None):
             points.reach("after_claim")
             claimed.events = None
@@ -167,7 +167,7 @@ def install_maintenance(points: CrashPoints) -> None:
         points.reach("after_send")
         return failures
 
-    wrap(OutboxRepository, "lease", lease)
+    wrap(OutboxRepository, "claim", claim)
     wrap(RedisBroker, "send", send)
     wrap(OutboxRepository, "mark_published", before(points, "before_mark"))
     wrap(LifecycleRepository, "expire", after(points, "after_expire"))

@@ -29,7 +29,7 @@ from aijobs.operators.accounts import add_token, create_operator
 from aijobs.operators.audit import Actor, AuditTrail
 from aijobs.settings import Settings
 from aijobs.web.auth import hash_password, make_operator_token
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 
 HTTP_TIMEOUT_S = 8.0

@@ -28,7 +28,9 @@ from aijobs.queues.codec import PREFIX_BYTES, decode
 from aijobs.queues.presence import Presence
 from aijobs.settings import KeyRing, Settings
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_engine, build_maintenance_crew, build_services
+from aijobs.wiring.engine import build_engine
+from aijobs.wiring.passes import build_maintenance_crew
+from aijobs.wiring.services import Services, build_services
 from tests.support.polling import poll
 from tests.support.processes import Run
 from tests.support.rows import prepare_database

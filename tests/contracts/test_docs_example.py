@@ -23,7 +23,7 @@ from aijobs.definitions import discovery
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.fakellm import Answer, FakeLlm
 from aijobs.testing.memory_broker import MemoryBroker
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.contracts import documents
 from tests.contracts import job_type_rules as rules
 from tests.contracts.job_type_rules import JobTypeSample

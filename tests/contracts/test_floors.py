@@ -13,7 +13,7 @@ from tests.contracts.sources import Import, Module, imports, modules, sample
 PICTURE = """
 6    app
 5    workers  suspect_worker  web.*  cli.*  local.*  operators.*
-4    wiring  testing.*
+4    wiring.*  testing.*
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
 2    jobs.lease  jobs.conditions  jobs.history  jobs.lifecycle.*  jobs.snapshots  jobs.requests  jobs.chains
@@ -116,7 +116,7 @@ def test_imports_point_down_only() -> None:
         ("aijobs.engine.sample", "from aijobs.queues.broker import RedisBroker"),
         ("aijobs.jobs.lifecycle.lock", "def late():\n    from aijobs.upkeep import dispatcher"),
         ("aijobs.errors", "import aijobs.db.engines"),
-        ("aijobs.monitor.sample", "from aijobs import wiring"),
+        ("aijobs.monitor.sample", "from aijobs.wiring.services import Services"),
         ("aijobs.ai.sample", "from .providers.openai_compatible import OpenAiCompatibleProvider"),
     ],
 )
@@ -125,7 +125,7 @@ def test_an_import_that_points_up_is_caught(name: str, source: str) -> None:
 
 
 def test_an_import_for_type_checkers_alone_is_no_import() -> None:
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aijobs.wiring import Services"
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aijobs.wiring.services import Services"
     assert not upward(sample(source, "aijobs.engine.sample"))
 
 

@@ -19,7 +19,7 @@ from aijobs.db.database import Database
 from aijobs.definitions.discovery import find_job_types, prompt_folders
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import CODES
-from aijobs.wiring import build_registry
+from aijobs.wiring.definitions import build_registry
 from tests.contracts import job_type_rules as rules
 from tests.contracts.job_type_rules import JobTypeSample
 from tests.contracts.sources import modules

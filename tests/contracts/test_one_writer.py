@@ -295,7 +295,7 @@ def test_jobs_are_created_by_business_services_and_by_retry_alone() -> None:
 
 def test_nobody_but_the_service_and_its_retries_inserts_a_job_past_the_limits() -> None:
     users = {m.name for m in modules() if any(one.target == "aijobs.jobs.creation" for one in imports(m))}
-    assert users == {"aijobs.jobs.service", "aijobs.jobs.retries", "aijobs.wiring"}
+    assert users == {"aijobs.jobs.service", "aijobs.jobs.retries", "aijobs.wiring.services"}
 
 
 def switches(module: Module) -> list[int]:

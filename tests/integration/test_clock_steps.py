@@ -68,7 +68,7 @@ def _claim_of_a_dead_dispatcher(kit: Kit) -> Waiting:
     outbox, one = kit.services.outbox_events, dispatcher(kit)
     with kit.database.read() as session:
         found = outbox.find_dispatchable(session, 10, tried=False)
-    kit.database.write(lambda s: outbox.lease(s, found, "dead/x"))
+    kit.database.write(lambda s: outbox.claim(s, found, "dead/x"))
     return 60, lambda: (one.release_expired_claims(), one.cycle()) == (1, 1)
 
 

@@ -24,7 +24,7 @@ from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import QueuePause
 from aijobs.queues.connection import ACL_RULES
 from aijobs.settings import Settings
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Processes, Run

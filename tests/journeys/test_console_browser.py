@@ -19,7 +19,7 @@ from werkzeug.wsgi import ClosingIterator
 from aijobs.clock import utc_now
 from aijobs.operators.models import OperatorSession
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.rows import add, build_call
 from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
 

@@ -27,7 +27,7 @@ from aijobs.local.station import answers
 from aijobs.monitor.check import Check
 from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.settings import Settings
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Processes, Program, Run

@@ -165,11 +165,11 @@ def test_no_program_made_from_a_seed_breaks_a_promise(database: FaultyDatabase) 
     _play_seeds(database, range(150), steps=60)
 
 
-def test_a_worker_that_writes_without_its_claim_is_found_out(
+def test_a_worker_that_writes_without_its_lease_is_found_out(
     database: FaultyDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine itself is on trial here: with the fence taken down it must not pass."""
-    from aijobs.jobs import changes
+    from aijobs.jobs.lifecycle import changes
     from aijobs.jobs.models import AiJob
 
     anybody = or_(changes.HELD, and_(changes.THE_JOB, AiJob.lifecycle_status == "running"))

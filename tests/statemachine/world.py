@@ -49,7 +49,9 @@ from aijobs.settings import Settings
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.dispatcher import OutboxDispatcher, hand_over
 from aijobs.upkeep.reaper import LockReaper
-from aijobs.wiring import Services, build_guard, build_redrive, build_retention, build_services
+from aijobs.wiring.passes import build_redrive, build_retention
+from aijobs.wiring.providers import build_guard
+from aijobs.wiring.services import Services, build_services
 from tests.statemachine.faulty import AWAY, FaultyDatabase
 from tests.statemachine.flows import (
     COMMIT,

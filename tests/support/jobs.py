@@ -27,7 +27,7 @@ from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overri
 from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.memory_broker import MemoryBroker
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.gateways import health
 from tests.support.rows import prepare_database
 from tests.support.scratch import open_database

@@ -9,7 +9,7 @@ import pytest
 from aijobs.queues.crew import Crew
 from aijobs.queues.hueys import AiJobsHuey
 from aijobs.settings import Settings
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from aijobs.errors import SettingsError
 from aijobs.settings import Settings
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 
 ACME = '[provider.acme]\nbase_url = "https://acme.example"\nmodels = ["m1"]\nkey = "none"\n'
 ROUTES = '[routes]\ndefault = ["acme/m1"]\n'

@@ -42,7 +42,9 @@ from aijobs.queues.presence import Presence
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.fakellm import Call, FakeLlm, Step
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_engine, build_servers, build_services
+from aijobs.wiring.engine import build_engine
+from aijobs.wiring.providers import build_servers
+from aijobs.wiring.services import Services, build_services
 from tests.web.console.stage import Console
 
 PLATFORM_KEY = "PLATFORM+CANARY/0123.ab"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from aijobs import wiring
 from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.engine.engine import ExecutionEngine
@@ -20,7 +19,9 @@ from aijobs.jobs.requests import CreateJobInput
 from aijobs.learning.models import FLASHCARD_GENERATION
 from aijobs.queues.message import JobMessage
 from aijobs.testing.fakellm import FakeLlm
-from aijobs.wiring import build_servers
+from aijobs.wiring import engine as engine_wiring
+from aijobs.wiring.engine import build_engine
+from aijobs.wiring.providers import build_servers
 from tests.integration.engine.stage import NOTES, Onlooker
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import Kit, open_kit
@@ -74,7 +75,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             super().__init__(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr("aijobs.engine.prepare.CancellationToken", Token)
-    monkeypatch.setattr(wiring, "load_client", lambda: seen.append("client is loaded"))
+    monkeypatch.setattr(engine_wiring, "load_client", lambda: seen.append("client is loaded"))
     return seen
 
 
@@ -87,11 +88,11 @@ def run_cards(sqlite: SqliteDatabases, monkeypatch: pytest.MonkeyPatch) -> Itera
         servers.extend(build_servers(catalogue))
         return servers
 
-    monkeypatch.setattr(wiring, "build_servers", open_servers)
+    monkeypatch.setattr(engine_wiring, "build_servers", open_servers)
 
     def run(**settings: object) -> str:
         with open_kit(scratch_database(sqlite), **settings) as kit:
-            engine = wiring.build_engine(kit.services, Onlooker(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
+            engine = build_engine(kit.services, Onlooker(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
             return execute(kit, engine)
 
     yield run

@@ -28,7 +28,7 @@ from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid, SettingsError
 from aijobs.jobs.service import CreatedJob, CreateJobInput, Overrides
 from aijobs.settings import KeyRing
-from aijobs.wiring import build_job_crew, build_maintenance_crew
+from aijobs.wiring.passes import build_job_crew, build_maintenance_crew
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.jobs import CREDENTIAL_KEYS, Kit, open_kit, race
 

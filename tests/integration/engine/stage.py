@@ -41,7 +41,7 @@ from aijobs.jobs.status import FINAL
 from aijobs.learning.models import Flashcard
 from aijobs.queues.message import JobMessage
 from aijobs.upkeep.dispatcher import hand_over
-from aijobs.wiring import build_guard
+from aijobs.wiring.providers import build_guard
 from tests.support.gateways import gateway_to
 from tests.support.jobs import BEGIN, Kit
 from tests.support.polling import poll

@@ -14,7 +14,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.databases import PostgresServer
 from tests.support.polling import poll
 from tests.support.processes import Processes, Run

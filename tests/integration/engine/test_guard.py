@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from aijobs import wiring
 from aijobs.canonical import canonical_hash
 from aijobs.definitions.definition import Security
 from aijobs.errors import SettingsError
@@ -23,6 +22,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.screening.safety import ContentSafety
 from aijobs.settings import Settings
+from aijobs.wiring.providers import build_guard
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.jobs import race
 
@@ -151,10 +151,10 @@ def test_rules_that_cannot_be_used_are_told_by_a_start_and_not_by_a_job(tmp_path
     rules = tmp_path / "rules.yaml"
     settings = Settings.load({"AIJOBS_SAFETY_RULES": str(rules), "AIJOBS_INSTANCE_PATH": str(tmp_path)})
     with pytest.raises(SettingsError, match="can't be read"):
-        wiring.build_guard(settings)
+        build_guard(settings)
     rules.write_text("language: en\nrules: [{id: r, category: boredom, action: block, phrases: [dull]}]\n", "utf-8")
     with pytest.raises(SettingsError, match="boredom"):
-        wiring.build_guard(settings)
+        build_guard(settings)
 
 
 def test_our_own_rules_cost_a_start_nothing_and_are_read_once_by_whoever_needs_them(
@@ -167,8 +167,8 @@ def test_our_own_rules_cost_a_start_nothing_and_are_read_once_by_whoever_needs_t
         time.sleep(0.05)
         return ContentSafety.load(rules)
 
-    monkeypatch.setattr(wiring, "_load_safety", cache(slowly))
-    guard = wiring.build_guard(Settings.load({"AIJOBS_INSTANCE_PATH": str(tmp_path)}))
+    monkeypatch.setattr("aijobs.wiring.providers._load_safety", cache(slowly))
+    guard = build_guard(Settings.load({"AIJOBS_INSTANCE_PATH": str(tmp_path)}))
     assert read == []
     run: Any = SimpleNamespace(definition=SimpleNamespace(security=GUARDED), fields=dict)
     refusals = race(*[lambda: guard.check_output(run, {"text": "how to make a pipe bomb"})] * 4)

@@ -24,7 +24,8 @@ from aijobs.outbox.models import END_EVENTS
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
-from aijobs.wiring import Services, build_engine, build_services
+from aijobs.wiring.engine import build_engine
+from aijobs.wiring.services import Services, build_services
 from tests.integration.engine.stage import Onlooker
 from tests.support import deadly_job
 from tests.support.messages import SECRET

@@ -14,7 +14,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.monitor.check import Check
 from aijobs.outbox.repository import outgoing
 from aijobs.upkeep.dispatcher import OutboxDispatcher
-from aijobs.wiring import build_redrive
+from aijobs.wiring.passes import build_redrive
 from tests.integration.engine.stage import Held, Stage
 from tests.support.jobs import Kit
 

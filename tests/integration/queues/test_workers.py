@@ -26,7 +26,7 @@ from aijobs.queues.presence import HEARTBEAT_PREFIX
 from aijobs.settings import Settings
 from aijobs.testing.fakellm import FakeLlm, faults
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from bench.providers import PROVIDERS
 from bench.reliability import SHORT_LEASES
 from tests.support.databases import OTHERS_LATER

@@ -31,7 +31,7 @@ def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it
     other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5, fresh_s=60, tried_s=60)
     with kit.database.transaction() as still:
         head = outbox.find_dispatchable(still, 5, tried=tried)
-        assert len(outbox.lease(still, head, "d1/x")) == 5
+        assert len(outbox.claim(still, head, "d1/x")) == 5
         assert other.cycle() == 7
         still.rollback()
     assert other.cycle() == 5

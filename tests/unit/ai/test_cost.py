@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aijobs.ai.billing.cost import BUILT_IN, Cost, CostCalculator
 from aijobs.errors import SettingsError
 from aijobs.settings import Settings
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 
 SUNDAY = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MONDAY_10_IN_BEIJING = datetime(2026, 11, 2, 2, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 
 from aijobs import cli
 from aijobs.cli.opening import open_services
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]
 

@@ -14,7 +14,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.monitor.check import LOST_MESSAGE, RULES, UNSENT
 from aijobs.outbox.models import OutboxEvent
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]
 

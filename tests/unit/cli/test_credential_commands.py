@@ -15,7 +15,7 @@ from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
 from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
-from aijobs.wiring import build_credential_store
+from aijobs.wiring.stores import build_credential_store
 
 Aijobs = Callable[..., tuple[int, str, str]]
 KEY = "sk-canary-0123456789abcdef"

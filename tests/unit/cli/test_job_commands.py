@@ -12,7 +12,7 @@ from aijobs.jobs.lease import lease_of
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.support.rows import add, build_call, build_job, ended
 
 Aijobs = Callable[..., tuple[int, str, str]]

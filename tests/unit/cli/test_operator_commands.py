@@ -17,7 +17,7 @@ from aijobs.cli.opening import open_services
 from aijobs.clock import utc_now
 from aijobs.operators.models import AuditLog, OperatorSession
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 
 Aijobs = Callable[..., tuple[int, str, str]]
 OLD, NEW = "correct horse battery", "an even better password"

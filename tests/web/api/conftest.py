@@ -17,7 +17,7 @@ from aijobs.operators.models import Operator, OperatorToken
 from aijobs.settings import KeyRing, Settings
 from aijobs.web.auth import hash_password, make_operator_token
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.databases import SqliteDatabases
 from tests.support.processes import Run
 from tests.support.rows import BEGIN, add

@@ -19,7 +19,7 @@ from aijobs.operators.models import AuditLog, Operator, OperatorSession, Operato
 from aijobs.operators.throttle import PER_ADDRESS, LoginAttempts
 from aijobs.web.api import admin, user
 from aijobs.web.auth import sign_in
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.support.rows import BEGIN, add, build_event, build_job, ended
 from tests.web.api.conftest import PASSWORD, Person, as_user
 

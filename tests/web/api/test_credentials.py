@@ -24,7 +24,7 @@ from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
 from aijobs.web.api import internal
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import Person, as_user
 
 KEY = "sk-canary-0123456789abwxyz"

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
 from aijobs.web.forwarded import clean_address
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import as_user
 
 ADDRESSES = {

@@ -26,7 +26,7 @@ from aijobs.jobs.models import PASSES
 from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PassLog
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.support.lines import captured_lines
 from tests.support.rows import prepare_database
 from tests.web.api.conftest import as_user

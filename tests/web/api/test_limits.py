@@ -14,7 +14,7 @@ from aijobs.clock import parse_iso, utc_now
 from aijobs.job_types import flashcard_generation
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.web.api.conftest import as_user
 
 

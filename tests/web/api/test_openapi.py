@@ -21,7 +21,7 @@ from aijobs.job_types import flashcard_generation
 from aijobs.learning.models import Flashcard
 from aijobs.outbox.models import QueuePause
 from aijobs.queues.presence import Presence
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.support.rows import (
     BEGIN,
     add,

@@ -11,7 +11,7 @@ from aijobs.errors import ApiError, DefinitionError
 from aijobs.web import plugins
 from aijobs.web.factory import create_app
 from aijobs.web.user_tokens import get_user_id
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import as_user
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from aijobs.definitions.definition import Input
 from aijobs.job_types import flashcard_generation
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import as_user
 
 NOTES = flashcard_generation.SAMPLE_INPUT

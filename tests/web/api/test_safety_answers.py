@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from aijobs.jobs.lease import JobErrorInfo, lease_of
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import Person, as_user
 
 NOTES = {

@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
 from aijobs.web.user_tokens import find_user_id
-from aijobs.wiring import Services
+from aijobs.wiring.services import Services
 from tests.web.api.conftest import SECRET, user_token
 
 LATER = time.time() + 600

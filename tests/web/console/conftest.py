@@ -9,7 +9,7 @@ import pytest
 from jinja2 import FileSystemBytecodeCache
 
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.databases import SqliteDatabases
 from tests.support.scratch import open_database, scratch_database
 from tests.web.console.stage import Stage, add_operators, build_settings

@@ -21,8 +21,8 @@ from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.queues.message import JobMessage
 from aijobs.queues.presence import Presence
 from aijobs.settings import Settings
-from aijobs.wiring import Services
-from aijobs.wiring import build_engine as build_job_engine
+from aijobs.wiring.engine import build_engine as build_job_engine
+from aijobs.wiring.services import Services
 
 PASSWORD = "correct horse battery"
 # As weak as it gets, so that a sign-in takes no time here.

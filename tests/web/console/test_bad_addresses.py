@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from aijobs.monitor.filters import PARAMETERS
 from aijobs.operators.models import AuditLog
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.databases import OTHERS_LATER
 from tests.support.odd_texts import ODD_TEXTS
 from tests.web.console.stage import Stage, build_settings, prepare

@@ -12,7 +12,7 @@ from jinja2 import FileSystemBytecodeCache
 from aijobs.queues.broker import queue_key
 from aijobs.queues.presence import HEARTBEAT_PREFIX, Presence
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.databases import SqliteDatabases
 from tests.support.ports import free_port
 from tests.support.scratch import open_database, scratch_database

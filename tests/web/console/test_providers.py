@@ -17,7 +17,7 @@ from aijobs.ai.provider import Route
 from aijobs.operators.models import AuditLog
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.rows import add, build_call
 from tests.support.servers import ValkeyServer
 from tests.web.console.stage import Stage, parse, prepare

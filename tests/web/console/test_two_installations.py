@@ -16,7 +16,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from aijobs.web.factory import create_app
-from aijobs.wiring import Services, build_services
+from aijobs.wiring.services import Services, build_services
 from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
 
 

@@ -18,7 +18,7 @@ from aijobs.jobs.service import CreateJobInput
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
-from aijobs.wiring import build_services
+from aijobs.wiring.services import build_services
 from tests.support.rows import add, build_call, build_job, ended
 from tests.web.console.stage import Stage, parse, prepare
 
