@@ -8,7 +8,10 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_WORKERS ?= 2
+# Twice as many as the smallest machine has processors: many tests wait for other processes.
+TEST_WORKERS ?= 4
+# The tests start some hundred Python processes, and each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Empty: the interpreter that .venv has, or the first that is new enough.
 PYTHON ?=

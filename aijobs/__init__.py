@@ -19,7 +19,7 @@ monitor       the window: reads for API and console
 operators     the staff: accounts, rights, audit, what an operator may do
 wiring        the only place that chooses real collaborators
 workers       the three Huey instances
-suspect_worker  the child process in which suspects run
+child_worker  the child process in which attempts run alone
 local         everything on one machine: processes and the embedded broker
 web           the front door: JSON API and console
 cli           the command line

@@ -18,7 +18,8 @@ from typing import Any
 from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from aijobs.errors import JobError, UnknownPrompt
+from aijobs.definitions.errors import UnknownPrompt
+from aijobs.errors import JobError
 
 MAX_CHARACTERS = 200_000
 MAX_FAULTS = 5

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from aijobs.definitions.definition import JobDefinition
-from aijobs.errors import DefinitionError
+from aijobs.definitions.errors import DefinitionError
 
 ENTRY_POINT_GROUP = "aijobs.job_types"
 

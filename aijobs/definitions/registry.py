@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from aijobs import errors
+from aijobs.definitions import errors
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.projector import ResultProjector
 

@@ -1,6 +1,6 @@
-"""The rows of an attempt's provider calls: opened before each request leaves, closed with what it came to.
+"""The usage rows of an attempt's provider calls: opened before each request leaves, closed with its result.
 
-Usage isn't fenced by the lease: whoever holds the job by then, the money is gone.
+Usage isn't fenced by the lease: the money is spent, whichever attempt holds the job by then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Counts = tuple[int | None, int | None, int | None]
 
 @dataclass(frozen=True)
 class CallBooks:
-    """What the ledgers of all attempts write with."""
+    """What the ledgers of all attempts share."""
 
     database: Database
     lifecycle: LifecycleRepository
@@ -43,13 +43,13 @@ class CallBooks:
             self.usage.close(session, run.call.usage_id, run.call.result)
 
     def close_now(self, run: Run) -> None:
-        """Close the row of the attempt's last call, if one is open, where nothing else is to be written with it."""
+        """Close the row of the attempt's last call, if one is open, in a transaction of its own."""
         if run.call is not None:
             self.database.write(lambda session: self.close(session, run))
             run.call = None
 
     def cost(self, provider: str, model: str, counts: _Counts, at: datetime) -> Cost | None:
-        """What a call at `at` cost; None where no price is known, or no count can be believed."""
+        """Return what a call at `at` cost; None if the price or a count is unknown."""
         prompt, completion, cached = counts
         if prompt is None or completion is None or cached is None:
             return None
@@ -59,22 +59,20 @@ class CallBooks:
 
 
 class AttemptLedger:
-    """The gateway's `CallLedger` for one thing that an attempt asks, on whichever routes it is asked.
+    """The gateway's `CallLedger` for one request of an attempt, on all its routes.
 
-    Its last call stays open in `run.call`, for the transaction that saves the answer or records the error to close.
+    The last call stays open in `run.call`. The transaction that saves the answer or records the error closes it.
     """
 
     def __init__(self, books: CallBooks, run: Run, prompt_estimate: int, credential_mode: str | None = None) -> None:
-        """`prompt_estimate`: tokens of what is asked, which stand on the row of a call that nobody lives to close.
-        `credential_mode`: whose key pays, where that isn't the job's.
+        """`prompt_estimate`: tokens of the prompt, for the row of a call whose worker is lost. `credential_mode`: whose
+        key pays, if it isn't the job's.
         """
         self._books, self._run = books, run
         self._prompt_estimate, self._credential_mode = prompt_estimate, credential_mode
 
     def opened(self, route: Route) -> None:
-        """Open the row and tell the history, before the request leaves; the row of the attempt's call before it is
-        closed with it.
-        """
+        """Open the row and add to the history, before the request leaves. Close the row of the call before it."""
         books, run = self._books, self._run
         usage_id = new_id()
 
@@ -96,7 +94,7 @@ class AttemptLedger:
         logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
 
     def failed(self, error: JobError) -> None:
-        """Note what a call that gave no answer came to, for whoever closes its row."""
+        """Keep the result of a call that failed, until its row is closed."""
         call = self._run.call
         if call is None:
             return
@@ -105,7 +103,7 @@ class AttemptLedger:
         cost = self._books.cost(call.result.provider, call.result.model, counts, call.at) if priced else None
         call.result = replace(
             call.result,
-            **_told(counts, cost),
+            **_columns(counts, cost),
             estimated=facts.estimated,
             billed=facts.billed,
             latency_ms=call.watch.ms,
@@ -116,7 +114,7 @@ class AttemptLedger:
         )
 
     def answered(self, answer: GenerateAnswer) -> None:
-        """Note what an answer cost, for whoever closes its row."""
+        """Keep what an answer cost, until its row is closed."""
         call = self._run.call
         if call is None:
             return
@@ -127,7 +125,7 @@ class AttemptLedger:
         call.result = CallResult(
             provider=answer.provider,
             model=answer.model,
-            **_told(counts, cost),
+            **_columns(counts, cost),
             estimated=answer.estimated,
             billed="yes",
             latency_ms=call.watch.ms,
@@ -137,9 +135,9 @@ class AttemptLedger:
         )
 
     def judged(self) -> None:
-        """Close the row of a moderation that answered; its server counts no tokens.
+        """Close the row of a moderation that answered, at once: its finding may fail the job, but the call succeeded.
 
-        At once: nothing of it is saved, and what it found may be what ends the job, which is no failure of the call.
+        Its server counts no tokens, so they are estimated.
         """
         call = self._run.call
         if call is None:
@@ -147,7 +145,7 @@ class AttemptLedger:
         counts = (self._prompt_estimate, 0, 0)
         cost = self._books.cost(call.result.provider, call.result.model, counts, call.at)
         call.result = replace(
-            call.result, **_told(counts, cost), estimated=True, billed="yes", latency_ms=call.watch.ms
+            call.result, **_columns(counts, cost), estimated=True, billed="yes", latency_ms=call.watch.ms
         )
         self._books.close_now(self._run)
 
@@ -164,8 +162,8 @@ def _counts(told: GenerateAnswer | CallFacts) -> _Counts:
     return prompt, completion, cached
 
 
-def _told(counts: _Counts, cost: Cost | None) -> dict[str, Any]:
-    """Counts and cost as a usage row has them."""
+def _columns(counts: _Counts, cost: Cost | None) -> dict[str, Any]:
+    """Return counts and cost as columns of a usage row."""
     prompt, completion, cached = counts
     return {
         "prompt_tokens": prompt,

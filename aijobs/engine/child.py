@@ -1,4 +1,4 @@
-"""Parent side of the suspects' child process: start it, send it jobs, kill it."""
+"""The parent's side of a child process: start it, send it attempts, kill it."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from typing import Any
 from aijobs.engine.outcome import Outcome
 from aijobs.forks import new_lock, renew_in_child
 
-MODULE = "aijobs.suspect_worker"
-"""What the child runs: the function `main` of this module, with the numbers of its ends of connection and lifeline."""
+MODULE = "aijobs.child_worker"
+"""The child runs `main` of this module, with the file descriptors of its connection and its lifeline."""
 _START = (
     "import importlib, sys; module, end, lifeline, *sys.path = sys.argv[1:]; "
     "importlib.import_module(module).main(int(end), int(lifeline))"
 )
-"""With the parent's own path, wherever its modules were found."""
+"""With the parent's `sys.path`."""
 
 LOOK_S = 1.0
-"""Between two looks whether a child that says nothing still lives."""
+"""The time between two checks whether a silent child still lives."""
 
 MOST_BYTES = 1_000_000
-"""Of one message from the child."""
+"""Upper limit for one message from the child."""
 
 Answer = dict[str, Any]
-"""How the attempt went: `outcome`, and the `events` that were published in the child. As sent, with the `token`."""
+"""How the attempt ended: `outcome`, and the `events` that were published in the child. Sent with the `token`."""
 
 
 _OUTCOMES = frozenset(Outcome)
 
 
 class ChildUnused(Exception):
-    """The child was gone before it had the job in hand."""
+    """The child was gone before it took the attempt."""
 
 
 class Child:
     """A fresh interpreter that runs one attempt after another. Never forked: this process has threads and connections.
 
-    It ends when this process does, however that ends: the lifeline, a pipe, is then closed.
+    It exits when this process ends in any way, because that closes the lifeline, a pipe.
     """
 
     def __init__(self) -> None:
-        """Start it; it needs a second or two until it `is_ready`. `OSError` where no process is to be had."""
+        """Start it. It needs a second or two until it `is_ready`. `OSError` if no process can be started."""
         self._connection, theirs = Pipe()
         lifeline, ours = os.pipe()
         self._lifeline = os.fdopen(ours, "wb", buffering=0)
         self._guard = new_lock()
         self._runs: str | None = None
-        """The token of the attempt that it has in hand."""
+        """The token of the attempt that it runs."""
         self._ready = self._killed = self._reaped = False
         self.is_fresh = True
         """It has run no attempt yet."""
@@ -70,7 +70,7 @@ class Child:
             )
 
     def _forget(self) -> None:
-        """Close this process's ends in a fork of it, which would keep the child alive, and never kill from there."""
+        """In a fork of this process: close our ends, which would keep the child alive, and never kill it."""
         self._killed = self._reaped = True
         self._lifeline.close()
         self._connection.close()
@@ -81,20 +81,20 @@ class Child:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is dead, or just being killed."""
+        """Whether it is dead or being killed."""
         return self._killed or self._process.poll() is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has loaded everything and takes a job."""
+        """Whether it has loaded everything and takes attempts."""
         if not self._ready and not self._killed and self._connection.poll():
             self._ready = self._receive() == {"ready": True}
         return self._ready
 
     def run(self, token: str, order: Any, on_cancel: Callable[[Callable[[], object]], None]) -> Answer | None:
-        """Give it an attempt and wait for its answer; None if it died over it, or gave no proper one. `ChildUnused`.
+        """Send it an attempt and wait for the answer; None if it died or gave no proper one. `ChildUnused`.
 
-        `on_cancel` takes what is to be called when the attempt must stop: that kills the child.
+        `on_cancel` registers a function that is called when the attempt must stop: it kills the child.
         """
         with self._guard:
             if self._killed or self._runs is not None:
@@ -106,8 +106,8 @@ class Child:
             self._send(order)
             if self._receive() != {"token": token, "begun": True}:
                 raise ChildUnused
-            said = self._receive()
-            answer = said if _is_answer(said, token) else None
+            message = self._receive()
+            answer = message if _is_answer(message, token) else None
         finally:
             with self._guard:
                 self._runs = None
@@ -116,16 +116,16 @@ class Child:
         return answer
 
     def kill(self) -> None:
-        """End it with all that its jobs have started, and wait until it is gone."""
+        """Kill it and all that its jobs have started, and wait until it is gone."""
         with self._guard:
             first, self._killed, self._reaped = not self._reaped, True, True
-        if first:  # Afterwards another process may have its number.
+        if first:  # Once only: later another process may have its pid.
             self._kill_group()
             self._process.wait()
             self._lifeline.close()
 
     def _kill_over(self, token: str) -> None:
-        """Kill it where it still has this attempt in hand, and no other that came after it."""
+        """Kill it if it still runs this attempt, and not a later one."""
         with self._guard:
             if self._runs == token:
                 self._killed = True
@@ -142,19 +142,19 @@ class Child:
             raise ChildUnused from error
 
     def _receive(self) -> Any:
-        """Return its next message; None if it is dead, or what came is no message."""
+        """Return its next message; None if it is dead, or if it sent no message."""
         try:
-            # What the job's code has forked may keep the connection open after the child's death.
+            # A fork made by the job's code may keep the connection open after the child's death.
             while not self._connection.poll(LOOK_S):
                 if self._process.poll() is not None and not self._connection.poll():
                     return None
             return json.loads(self._connection.recv_bytes(MOST_BYTES))
-        except (EOFError, OSError, ValueError, RecursionError):  # The job's code may have written anything into it.
+        except (EOFError, OSError, ValueError, RecursionError):  # The job's code may have written anything to it.
             return None
 
 
 def _is_answer(message: Any, token: str) -> bool:
-    """Whether it is the answer about this attempt."""
+    """Return whether it is the answer for this attempt."""
     match message:
         case {"token": of, "outcome": outcome, "events": [*events]} if of == token and outcome in _OUTCOMES:
             return all(_is_event(event) for event in events)

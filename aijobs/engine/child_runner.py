@@ -1,4 +1,4 @@
-"""The child's side of a suspect's attempt: the job by its parent's lease, the code of any attempt, and the answer."""
+"""The child's side of an attempt in a child process: read the held job, run the attempt, answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = get_logger(__name__)
 
 
 class ChildRunner:
-    """Runs attempts that the parent has locked. It renews no lease and watches for nothing: the parent does."""
+    """Runs attempts that the parent has locked. The parent renews leases, and kills this process to stop an attempt."""
 
     def __init__(self, lifecycle: LifecycleRepository, prepare: Prepare, attempts: Attempts, bus: EventBus) -> None:
         self._lifecycle, self._prepare, self._attempts = lifecycle, prepare, attempts
@@ -28,7 +28,7 @@ class ChildRunner:
             bus.subscribe(event_type, self._note)
 
     def run(self, order: Mapping[str, Any]) -> Answer:
-        """Run one attempt to its end; what came of it, and what was published meanwhile."""
+        """Run one attempt to its end. Return its outcome and the events that were published meanwhile."""
         self._events.clear()
         return {"outcome": self._run(order).value, "events": self._events}
 

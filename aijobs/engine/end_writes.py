@@ -11,13 +11,15 @@ from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from aijobs.ai.billing.usage import UsageLog, mark_lost
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import TRIES, Database
 from aijobs.engine.failure import internal_text
 from aijobs.engine.retry import count_retries, wait_before_retry
 from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
-from aijobs.errors import JobError, LifecycleError, ProvidersBusy
+from aijobs.errors import JobError
+from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.lifecycle.confirm import freed
 from aijobs.jobs.lifecycle.repository import LifecycleRepository

@@ -18,7 +18,8 @@ from aijobs.engine.outcome import (
 )
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, LOST, RELEASED, TIMEOUT
-from aijobs.errors import CancelRequested, IllegalTransition, JobError, LifecycleError
+from aijobs.errors import JobError
+from aijobs.jobs.errors import CancelRequested, IllegalTransition, LifecycleError
 from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.lifecycle.repository import LifecycleRepository

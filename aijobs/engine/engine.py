@@ -13,7 +13,7 @@ from aijobs.engine.outcome import Outcome
 from aijobs.engine.prepare import Prepare
 from aijobs.engine.run import Run
 from aijobs.engine.watcher import Watcher
-from aijobs.errors import RunsAlone
+from aijobs.jobs.errors import RunsAlone
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.message import JobMessage
 

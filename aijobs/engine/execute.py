@@ -1,4 +1,4 @@
-"""Stage 3, EXECUTE: ask the provider, read and check the answer, and save it before anything else is done with it.
+"""Stage 3, EXECUTE: call the provider, check the answer, and save it before anything else happens.
 
 No database session is open while a provider is called.
 """
@@ -16,6 +16,7 @@ from aijobs.ai.billing.cost import CostCalculator
 from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.billing.usage import UsageLog
 from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.output import read_answer, schema_faults
 from aijobs.ai.provider import GenerateRequest, Moderator, Route
 from aijobs.canonical import canonical_hash, find_faults
@@ -26,7 +27,6 @@ from aijobs.engine.guard import Guard
 from aijobs.engine.moderation import Moderation
 from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import Run
-from aijobs.errors import ProvidersBusy
 from aijobs.jobs.lifecycle.confirm import saved
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
@@ -36,7 +36,7 @@ from aijobs.validation import find_schema_faults, plain_location, plain_path
 logger = get_logger(__name__)
 
 SAVE_AGAIN_S = 0.5
-"""Between two tries to save an answer while the database is away."""
+"""The wait between two tries to save an answer while the database is away."""
 
 
 class Execute:
@@ -52,17 +52,17 @@ class Execute:
         guard: Guard,
         moderator: Moderator | None = None,
     ) -> None:
-        """`moderator`: a provider that judges content too, where the operator has one."""
+        """`moderator`: a provider that also judges content, if the operator has one."""
         self._database, self._lifecycle, self._gateway, self._guard = database, lifecycle, gateway, guard
         self._books = CallBooks(database, lifecycle, usage, costs)
         self._moderation = Moderation(moderator, gateway, self._books)
         self._outage = Outage(logger, "answer.database")
 
     def execute(self, run: Run, resolved: Resolved) -> None:
-        """Leave the validated output on the job, or in `run.output` where no provider was paid for it.
+        """Save the validated output on the job, or leave it in `run.output` if no provider was paid for it.
 
-        `JobError` with the code of what went wrong; the usage row of a call stays open in `run.call`, for the
-        transaction that records the error to close. `ProvidersBusy`, and no row open, where the job is to wait.
+        `JobError` if it fails; the usage row of its call stays open in `run.call`, and the transaction that records the
+        error closes it. `ProvidersBusy`, with no row open, if no provider is available.
         """
         run.token.raise_if_cancelled()
         self._check_input(run, resolved)
@@ -80,7 +80,7 @@ class Execute:
             self._moderation.check_input(run, resolved.input)
 
     def _raise_if_busy(self, resolved: Resolved) -> None:
-        """`ProvidersBusy` before a judgement is bought, which a job that is put off would buy at each return."""
+        """Raise `ProvidersBusy` before a moderation is bought: a postponed job would buy one at each return."""
         request = resolved.request
         wait = self._gateway.busy_for(request, resolved.routes) if request is not None else None
         if wait is not None:
@@ -104,7 +104,7 @@ class Execute:
         try:
             answer = self._gateway.generate(request, routes, run.token, ledger)
         except ProvidersBusy:
-            self._books.close_now(run)  # Of a route that was asked and failed, before one that is to be waited for.
+            self._books.close_now(run)  # The row of a route that failed before the busy one.
             raise
         ledger.answered(answer)
         run.token.raise_if_cancelled()
@@ -121,12 +121,13 @@ class Execute:
         logger.info("job.output_saved", **run.fields())
 
     def _keep(self, run: Run, save: Callable[[Session], AiJob], read_saved: Callable[[Session], AiJob | None]) -> None:
-        """Save the answer, and where the database is away wait for it, as long as the attempt has time: the answer is
-        paid for, and to drop it is to buy it again. What fails twice though the database answers is no outage.
+        """Save the answer. While the database is away, wait until the deadline: a lost answer would be bought again.
+
+        A save that fails twice although the database answers is raised.
         """
 
         def save_once(session: Session) -> AiJob:
-            return read_saved(session) or save(session)  # A COMMIT that nobody answered may have taken effect.
+            return read_saved(session) or save(session)  # An earlier COMMIT may have taken effect.
 
         refused, work = 0, save
         while True:
@@ -146,14 +147,14 @@ class Execute:
 
 
 def _validated(run: Run, job_input: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer after the output's schema and the definition's own check; `JobError` VALIDATION_… naming faults."""
+    """Return the answer after the output's schema and the definition's check. `JobError` VALIDATION_… names faults."""
     definition: JobDefinition = run.definition
     if faults := [(plain_path(path), fault) for path, fault in find_faults(answer)]:
         raise schema_faults(faults)
     try:
         model = definition.output.schema.model_validate(dict(answer))
     except ValidationError as error:
-        # Without the input, which is the model's answer and belongs in no log and no message.
+        # Without the values: the model's answer belongs in no log and no message.
         named = [(plain_location(place), fault) for place, fault in find_schema_faults(error)]
         raise schema_faults(named) from None
     output: dict[str, Any] = model.model_dump(mode="json", by_alias=True)

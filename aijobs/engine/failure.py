@@ -1,4 +1,4 @@
-"""Turning whatever an attempt raised into a code and a text for operators, which itself can't fail."""
+"""Turn any exception of an attempt into a code and a text for operators. Never fails itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aijobs.validation import find_schema_faults, plain_location
 
 MAX_BYTES = 16_000
 _QUOTING = frozenset({"sqlalchemy", "sqlite3", "psycopg", "pymysql"})
-"""Packages whose errors quote what a statement was given, or what stood in the row."""
+"""Packages whose errors quote a statement's parameters or the content of a row."""
 MAX_CHAIN = 100
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
-# Wider than what inputs are redacted by, since nobody learns from an internal message.
-# Each repetition that may fail at its end is bounded: a search of a hostile text takes as long as of any other.
+# Wider than the redaction of inputs: an internal message loses nothing by it.
+# Each repetition that may fail at its end is bounded, so that a hostile text takes no longer to search.
 _SECRETS = (
     (shapes.API_KEY, "[KEY]"),
     (re.compile(r"\b(sk|ajo|key|tok)[-_][A-Za-z0-9_-]{12,}"), "[KEY]"),
@@ -40,47 +40,41 @@ _SECRETS = (
 
 
 class DatabaseTrouble:
-    """What goes wrong around attempts: an outage where the database says so, a fault of our own else.
-
-    Whoever reads that the database is away looks there, and not for the bug that it was.
-    """
+    """Logs faults around attempts: a database error as an outage, anything else as a fault of our own."""
 
     def __init__(self, logger: Any, outage: Outage, fault: str) -> None:
-        """`fault` is the event of a line about a fault of our own."""
+        """`fault` is the log event for a fault of our own."""
         self._logger, self._outage, self._fault = logger, outage, fault
         self._sparing = Sparing()
 
     def failed(self, error: Exception) -> None:
-        """Say so, once a minute."""
+        """Log the error, at most once a minute."""
         if isinstance(error, SQLAlchemyError):
             self._outage.failed(error)
         elif (held_back := self._sparing.may_say(type(error).__name__)) is not None:
             self._logger.error(self._fault, **fault(error), alsoFailed=held_back, where=where(error))
 
     def worked(self) -> None:
-        """The database answers; says so once after an outage."""
+        """Note that the database answers. Logged once after an outage."""
         self._outage.worked()
 
 
 def as_job_error(error: BaseException) -> JobError:
-    """`error` itself where it has a code; else INTERNAL_DATABASE or INTERNAL_ERROR.
-
-    A code that no column would hold is none: it must not cost a job the record of its failure.
-    """
+    """Return `error` itself if it has a code that fits the column, otherwise INTERNAL_DATABASE or INTERNAL_ERROR."""
     if isinstance(error, JobError) and is_code(error.code):
         return error
     return JobError("INTERNAL_DATABASE" if isinstance(error, DBAPIError) else "INTERNAL_ERROR")
 
 
 def internal_text(error: BaseException) -> str:
-    """The error's words and stack, secrets struck out, storable everywhere, at most 16,000 bytes.
+    """Return the error's text and stack without secrets, storable everywhere, at most 16,000 bytes.
 
-    A long text keeps its end, where the cause stands. An exception whose text can't be made is named by its class.
-    What a database or a schema says of an error may quote a row or a field, which operators see by a reveal alone: of
-    those it says class, code and place.
+    A long text keeps its end, where the cause is. An exception whose text can't be made is named by its class. Errors
+    of databases and schemas are named by class, code and place, because their texts may quote content, which operators
+    see only by a reveal.
     """
     try:
-        text = "".join(_told(error, set()))
+        text = "".join(_trace(error, set()))
     except Exception as unprintable:
         text = f"{type(error).__name__} (its text can't be shown: {type(unprintable).__name__})"
     # Cut before the patterns run as well: a provider's error can be megabytes long.
@@ -91,24 +85,24 @@ def internal_text(error: BaseException) -> str:
     return text.encode()[-MAX_BYTES:].decode(errors="ignore")
 
 
-def _told(error: BaseException, told: set[int]) -> Iterator[str]:
-    """What Python would print of an error and all that led to it, first cause first, each once."""
-    for link, each in reversed(list(islice(_chain(error, told), MAX_CHAIN))):
+def _trace(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """Yield what Python would print for an error and its causes, first cause first, each once."""
+    for link, each in reversed(list(islice(_chain(error, seen), MAX_CHAIN))):
         if isinstance(each, BaseExceptionGroup):
             for part in each.exceptions:
-                yield from _told(part, told)
+                yield from _trace(part, seen)
                 yield "\nThe above exception is a part of the following group:\n\n"
         if each.__traceback__ is not None:
             yield "Traceback (most recent call last):\n"
             yield from traceback.format_tb(each.__traceback__)
-        yield _words(each) + link
+        yield _text(each) + link
 
 
-def _chain(error: BaseException, told: set[int]) -> Iterator[tuple[str, BaseException]]:
-    """`error`, what led to it, what led to that, and so on; each with the words between it and the one before."""
+def _chain(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
+    """Yield `error`, its cause, the cause of that and so on, each with the words that Python prints before the next."""
     link, each = "", error
-    while each is not None and id(each) not in told:
-        told.add(id(each))
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
         yield link, each
         if each.__cause__ is not None:
             link, each = _BECAUSE, each.__cause__
@@ -118,7 +112,7 @@ def _chain(error: BaseException, told: set[int]) -> Iterator[tuple[str, BaseExce
             return
 
 
-def _words(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
@@ -136,10 +130,10 @@ def _fields(error: ValidationError) -> list[str]:
 
 
 def _code(error: BaseException) -> str:
-    """What a database's error is by its numbers and by the schema's own names, and nothing else of its text."""
+    """Return a database error's numbers and the schema's own names, and nothing else of its text."""
     original = getattr(error, "orig", None) or error
     diagnosis = getattr(original, "diag", None)
-    told = {
+    known = {
         "sqlstate": getattr(original, "sqlstate", None),
         "sqlite": getattr(original, "sqlite_errorname", None),
         "errno": next((n for n in original.args[:1] if isinstance(n, int)), None),
@@ -148,4 +142,4 @@ def _code(error: BaseException) -> str:
         "constraint": getattr(diagnosis, "constraint_name", None),
         "see": getattr(error, "code", None),
     }
-    return ", ".join(f"{key} {value}" for key, value in told.items() if value is not None) or "no code"
+    return ", ".join(f"{key} {value}" for key, value in known.items() if value is not None) or "no code"

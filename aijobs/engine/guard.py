@@ -19,13 +19,13 @@ class Guard:
     """Stands before and behind the work of an attempt. The log and the errors name rules, and never what they found."""
 
     def __init__(self, safety: Callable[[], ContentSafety]) -> None:
-        """`safety` gives the rules, to the first job that asks for them: reading them takes longer than many a job."""
+        """`safety` returns the rules. The first job that needs them calls it: reading them takes long."""
         self._safety = safety
 
     def check_input(self, run: Run, content: Mapping[str, Any]) -> None:
         """Let the input through, or raise `JobError` CONTENT_SAFETY_SELF_HARM or CONTENT_SAFETY_BLOCKED.
 
-        To be called before anything is asked or paid. The app's own ids are not looked at.
+        Call it before any provider is called. The app's own ids are not checked.
         """
         if not run.definition.security.content_safety_check:
             return
@@ -39,7 +39,7 @@ class Guard:
     def check_output(self, run: Run, output: Mapping[str, Any]) -> None:
         """Let the output through, or raise `JobError` CONTENT_SAFETY_BLOCKED.
 
-        Whatever a model says of hurting oneself, it is not the learner who says it: that is blocked like the rest.
+        Self-harm in an output is the model's text, not the learner's: it is blocked like the rest.
         """
         if not run.definition.security.content_safety_check:
             return
@@ -49,7 +49,7 @@ class Guard:
             raise JobError("CONTENT_SAFETY_BLOCKED", _why(verdict, "output"))
 
     def redact_output(self, run: Run, output: dict[str, Any]) -> dict[str, Any]:
-        """The output as it may be saved."""
+        """Return the output as it may be saved."""
         if not run.definition.security.output_redaction:
             return output
         redacted: dict[str, Any] = redact(output).content

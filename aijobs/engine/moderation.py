@@ -1,4 +1,4 @@
-"""A provider's own judgement of what goes into an attempt and of what comes out of it, beside our rules."""
+"""A provider's moderation of an attempt's input and output, beside our own rules."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 from aijobs.ai.billing.tokens import estimate_tokens
 from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.provider import Moderator
 from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.calls import AttemptLedger, CallBooks
 from aijobs.engine.run import Run
-from aijobs.errors import JobError, ProvidersBusy, Retried, describe
+from aijobs.errors import JobError, Retried, describe
 from aijobs.logs import get_logger
 from aijobs.screening.safety import texts_of
 
@@ -21,31 +22,30 @@ MODERATED = frozenset(
     "harassment harassment/threatening hate hate/threatening illicit illicit/violent self-harm self-harm/intent "
     "self-harm/instructions sexual sexual/minors violence violence/graphic".split()
 )
-"""The categories that may be told of; any other word could be anything."""
+"""The categories that may be named in logs and errors. Any other word is named `other`."""
 AGAIN_AFTER_S = (0.5, 2.0, 8.0)
-"""When an output's judgement is asked for again: the answer that it is about is paid for already."""
+"""Seconds before each repeat of an output's moderation: its answer is paid for already."""
 LONGEST_WAIT_S = 60.0
-"""A moderation that wants more time than this is not waited for: the wait holds a worker's slot."""
+"""The longest wait for a moderation: it holds a worker's slot."""
 
 
 class Moderation:
-    """Asks where the operator has a provider that judges, and the job type asks for the check.
+    """Calls the operator's moderation provider, if there is one and the job type asks for the check.
 
-    Where it doesn't answer the attempt has failed: who asked for the check would believe it done. The platform's key
-    pays for it, whoever pays for the answer.
+    If it doesn't answer, the attempt fails: content must not pass unchecked. The platform's key always pays for it.
     """
 
     def __init__(self, moderator: Moderator | None, gateway: AiGateway, books: CallBooks) -> None:
         self._moderator, self._gateway, self._books = moderator, gateway, books
 
     def is_wanted(self, run: Run) -> bool:
-        """Whether anything of this attempt is judged by a provider."""
+        """Return whether a provider judges this attempt."""
         return self._moderator is not None and run.definition.security.content_safety_check
 
     def check_input(self, run: Run, content: Mapping[str, Any]) -> None:
         """Let the input through, or raise `JobError` CONTENT_SAFETY_SELF_HARM or CONTENT_SAFETY_BLOCKED.
 
-        Raises what the gateway raises too, `ProvidersBusy` among it: nothing is paid for yet.
+        Also raises the gateway's errors and `ProvidersBusy`: nothing is paid for yet.
         """
         if not self.is_wanted(run):
             return
@@ -55,7 +55,7 @@ class Moderation:
     def check_output(self, run: Run, output: Mapping[str, Any]) -> None:
         """Let the output through, or raise `JobError` CONTENT_SAFETY_BLOCKED.
 
-        A judgement that fails is asked for again within the attempt, as the next attempt would buy another answer.
+        A moderation that fails is repeated within the attempt, because the next attempt would buy another answer.
         """
         if not self.is_wanted(run):
             return
@@ -75,17 +75,15 @@ class Moderation:
             run.token.sleep(wait)
 
     def _judge_or_fail(self, run: Run, texts: Sequence[str]) -> frozenset[str]:
-        """Where the moderation isn't to be asked now that is an error: a job that is put off instead would buy its
-        answer again at each return, uncounted.
-        """
+        """Turn an unavailable moderation into an error: a postponed job would buy its answer again at each return."""
         try:
             return self._judge(run, texts)
         except ProvidersBusy as busy:
-            why = f"the moderation is not to be asked: {busy}"
+            why = f"the moderation is unavailable: {busy}"
             raise JobError("PROVIDER_UNAVAILABLE", why, retry_after=busy.wait) from busy
 
     def _judge(self, run: Run, texts: Sequence[str]) -> frozenset[str]:
-        """The categories found; a call like any other, with its row."""
+        """Return the categories found. It is a call like any other, with a usage row."""
         if self._moderator is None or not texts:
             return frozenset()
         tokens = sum(estimate_tokens(text) for text in texts)
@@ -100,7 +98,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _wait_after(error: JobError, planned: float | None, remaining: float) -> float | None:
-    """Seconds until a judgement is worth asking for again within this attempt; None where it isn't."""
+    """Return the seconds until a moderation is worth repeating in this attempt; None if it isn't."""
     passes = error.code.startswith("PROVIDER_") and describe(error.code).retried is not Retried.NEVER
     if planned is None or not passes:
         return None
@@ -109,9 +107,9 @@ def _wait_after(error: JobError, planned: float | None, remaining: float) -> flo
 
 
 def _raise_for(run: Run, categories: Collection[str], of: str, *, care: bool = False) -> None:
-    """`JobError` as our rules would raise it, where anything was found: categories are OpenAI's names.
+    """Raise `JobError` as our own rules do if anything was found. Categories are OpenAI's names.
 
-    `care`: it is the learner who speaks of hurting oneself.
+    `care`: the learner speaks of self-harm.
     """
     if not categories:
         return

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.engine.failure import as_job_error
 from aijobs.engine.token import CANCELLED, LOST, TIMEOUT
-from aijobs.errors import CancelRequested, JobError, LifecycleError, ProvidersBusy
+from aijobs.errors import JobError
+from aijobs.jobs.errors import CancelRequested, LifecycleError
 from aijobs.jobs.lease import KnownJob
 from aijobs.queues import message
 

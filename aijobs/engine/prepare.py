@@ -1,4 +1,4 @@
-"""Stage 1, PREPARE: the definition, the job, and the lock by compare-and-set."""
+"""Stage 1, PREPARE: the definition, the job, and its lease."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
-from aijobs.errors import JobLockConflict, NotYourTurn, RunsAlone
 from aijobs.jobs.conditions import DUE_AT
+from aijobs.jobs.errors import JobLockConflict, NotYourTurn, RunsAlone
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.lease import JobErrorInfo, Locked, lease_of
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
@@ -29,14 +29,14 @@ from aijobs.queues.message import JobMessage, OutgoingMessage
 logger = get_logger(__name__)
 
 TURNS = 5
-"""How often a worker that was told to let another go first tries to lock anything."""
+"""Maximum lock attempts per message when fairness sends the worker to another user's job."""
 UNKNOWN_TYPE_PATIENCE = timedelta(hours=1)
 UNKNOWN_TYPE_REDRIVES = 3
-"""A job of a type that workers don't know is given up once it was due so long and sent again so often."""
+"""A job of a type that workers don't know is given up once it was due for so long and was sent again so often."""
 
 
 class Prepare:
-    """Takes the job of a message, or says why not."""
+    """Locks the job of a message."""
 
     def __init__(
         self,
@@ -46,29 +46,29 @@ class Prepare:
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
         instance_id: str,
-        send_back: Callable[[OutgoingMessage], None],
+        put_back: Callable[[OutgoingMessage], None],
         make_ready: Callable[[JobDefinition, str], None] = lambda definition, credential_mode: None,
     ) -> None:
-        """`send_back` gives the broker a message again that was popped for a job which must wait; it doesn't raise.
-        `make_ready` loads what calls under a credential mode need, before the attempt's time begins.
+        """`put_back` returns the message of a job that must wait to the broker. It doesn't raise. `make_ready` loads
+        what calls under a credential mode need, before the attempt's time begins.
         """
-        self._send_back, self._make_ready = send_back, make_ready
+        self._put_back, self._make_ready = put_back, make_ready
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
         self._sparing = Sparing()
         self._trouble = DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
 
     def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
-        """Lock the job for a new attempt, or another user's where it is that one's turn.
+        """Lock the job for a new attempt, or another user's job if fairness says so.
 
-        None where its type is unknown here, or nothing can be locked now. Without `suspects` a job that lost a worker
-        is left alone, and `RunsAlone` raised.
+        None if its type is unknown here, or if nothing can be locked now. `RunsAlone` if it is a suspect and `suspects`
+        is false.
         """
         definition = self._registry.find(message.job_type)
         if definition is None:
             self._leave_unknown(message)
             return None
-        self._make_ready(definition, PLATFORM_KEY)  # Before the lock: nobody renews the lease until the run is there.
+        self._make_ready(definition, PLATFORM_KEY)  # Before the lock: the lease isn't renewed until the run exists.
         try:
             locked = self._lock(message, suspects)
         except JobLockConflict as refused:
@@ -80,9 +80,9 @@ class Prepare:
         return run
 
     def begin(self, locked: Locked, seconds: float | None = None) -> Run:
-        """The attempt of a job that was just locked; out of time in `seconds`, or as its definition says."""
+        """Return the attempt of a job that was just locked. Its time is `seconds`, or its definition's."""
         definition, lease = self._registry.get(locked.job.job_type), lease_of(locked.job, locked.event_id)
-        # Again: it may be another job than the message's, or on a user's own key.
+        # Again: it may be another job than the message's, or use a user's own key.
         self._make_ready(definition, locked.job.credential_mode)
         progress = Progress(lambda percent: self._lifecycle.report_progress(lease, percent, tries=1), self._trouble)
         limit_s = definition.execution.timeout_ms / 1000 if seconds is None else seconds
@@ -90,44 +90,44 @@ class Prepare:
         return Run(locked.job, lease, definition, token, locked.event_id, locked.content)
 
     def _lock(self, message: JobMessage, suspects: bool) -> Locked:
-        """The message's job, locked, or the one whose turn it is: the slot is free, and must not idle.
+        """Lock the message's job, or the one that fairness names: the slot is free and must not idle.
 
-        The message of a job that has to wait goes back before anything is locked, so that nothing is lost between.
+        The message of a job that must wait is put back before another is locked, so that it can't be lost.
         """
         known = [definition.job_type for definition in self._registry.get_all()]
-        wanted, sent_back = message.job_id, False
+        wanted, is_back = message.job_id, False
         for turn in range(1, TURNS + 1):
             try:
                 event_id = message.event_id if wanted == message.job_id else None
                 return self._lifecycle.lock_job(wanted, self._instance_id, known, event_id=event_id, suspects=suspects)
             except NotYourTurn as refused:
-                if not sent_back:
-                    self._give_back(message)
-                    sent_back = True
+                if not is_back:
+                    self._return_message(message)
+                    is_back = True
                 if turn == TURNS:
                     raise
                 wanted = refused.instead
             except (JobLockConflict, RunsAlone):
                 if wanted == message.job_id or turn == TURNS:
                     raise
-                wanted = message.job_id  # Another worker was faster at the other job; it may be our turn by now.
+                wanted = message.job_id  # Another worker locked the other job first.
         raise AssertionError("unreachable: the last turn returns or raises")
 
-    def _give_back(self, message: JobMessage) -> None:
+    def _return_message(self, message: JobMessage) -> None:
         with self._database.read() as session:
             job = session.get(AiJob, message.job_id)
             event = self._outbox.enqueue_event(session, job) if job else None
         if job is None or event is None:
             return
         logger.info("job.turn_given", **job_fields(job, outboxId=event.id))
-        self._send_back(outgoing(event, job))
+        self._put_back(outgoing(event, job))
 
     def database_answers(self) -> bool:
-        """Whether the database can be asked anything now."""
+        """Return whether the database answers a query now."""
         return self._database.answers()
 
     def _leave_unknown(self, message: JobMessage) -> None:
-        """Take no lock: the re-drive sends the message again, to a worker that may know the type."""
+        """Lock nothing: the re-drive sends the message again, to a worker that may know the type."""
         fields = _fields(message)
         if (held_back := self._sparing.may_say(message.job_type)) is not None:
             logger.warning("job.type_unknown", alsoDropped=held_back, **fields)

@@ -1,4 +1,4 @@
-"""How far an attempt is, written down sparingly: a courtesy that costs an attempt nothing."""
+"""The progress of an attempt, written at most twice a second. Best effort."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from aijobs.engine.failure import DatabaseTrouble
-from aijobs.errors import LifecycleError
+from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lifecycle.statements import ASKED
 
 EVERY_S = 0.5
 ANSWERED = 80
-"""The work of script or provider fills what lies between `ASKED` and this; saving and projecting are the rest."""
+"""The work of script or provider goes from `ASKED` to this; saving and projecting are the rest."""
 
 
 class Progress:
@@ -27,13 +27,13 @@ class Progress:
         self._shown, self._shown_at = 0, monotonic()
 
     def show(self, percent: int) -> None:
-        """The work is done to `percent`. Not shown where that is no news, or comes too soon after the last news.
+        """Show that the work is done to `percent`, unless that is no news or comes too soon after the last.
 
-        Work that is done within half a second shows nothing: its end comes as soon.
+        Work that takes less than half a second shows nothing.
         """
         reached = ASKED + (ANSWERED - ASKED) * max(0, min(100, int(percent))) // 100
         if not self._guard.acquire(blocking=False):
-            return  # Another thread of the attempt is just writing.
+            return  # Another thread of the attempt is writing.
         try:
             now = self._monotonic()
             if reached <= self._shown or now - self._shown_at < EVERY_S:
@@ -41,7 +41,7 @@ class Progress:
             self._shown, self._shown_at = reached, now
             self._write(reached)
         except LifecycleError:
-            self._shown = 100  # The lease is gone: whatever else the attempt does tells it so.
+            self._shown = 100  # The lease is lost, which the attempt's next write will find out.
         except Exception as error:
             self._trouble.failed(error)
         else:

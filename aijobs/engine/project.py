@@ -15,7 +15,8 @@ from aijobs.db.statements import insert_rows
 from aijobs.definitions.projector import Artifact
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.engine.run import Run
-from aijobs.errors import JobError, LifecycleError
+from aijobs.errors import JobError
+from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.lifecycle.confirm import ended
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
@@ -29,13 +30,13 @@ DUPLICATE_MARK = "{{##duplicate}}"
 
 
 class Project:
-    """Makes a validated output part of the business, and the job succeeded, or neither."""
+    """Writes the business rows of a validated output and the job's success, or neither."""
 
     def __init__(self, database: Database, lifecycle: LifecycleRepository, registry: JobDefinitionRegistry) -> None:
         self._database, self._lifecycle, self._registry = database, lifecycle, registry
 
     def project(self, run: Run) -> KnownJob:
-        """The succeeded job. An error rolls everything back: `JobError` INTERNAL_PROJECTION, or a `LifecycleError`."""
+        """Return the succeeded job. `JobError` INTERNAL_PROJECTION or a `LifecycleError` rolls everything back."""
         try:
             return self._project(run)
         except (JobError, LifecycleError):
@@ -49,9 +50,10 @@ class Project:
             raise JobError("INTERNAL_PROJECTION", "the projector raised") from error
 
     def _project(self, run: Run) -> KnownJob:
-        """Rows that are there already are looked for in a second transaction, and not behind a savepoint: that would be
-        two round trips for every job, and hardly any meets one. In between a cancel or a takeover may come: its refusal
-        is the second one's outcome.
+        """Project, and if the rows exist already, look for them in a second transaction.
+
+        A savepoint would cost two round trips for every job, and hardly any meets such a conflict. If a cancel or a
+        takeover comes in between, the second transaction is refused.
         """
         try:
             return self._succeed(run, lambda session, output: self._run_projector(session, run, output))
@@ -60,7 +62,7 @@ class Project:
         return self._succeed(run, lambda session, _output: self._find_recorded(session, run, conflict))
 
     def _succeed(self, run: Run, artifacts_of: Callable[[Session, Any], Sequence[Artifact]]) -> KnownJob:
-        """End the job with these artifacts, in one transaction under its row's lock."""
+        """End the job with these artifacts, in one transaction that has locked its row."""
 
         def work(session: Session) -> KnownJob:
             row = self._lifecycle.lock_row(session, run.lease)
@@ -72,7 +74,7 @@ class Project:
         return self._database.write(work, ended(run.lease, SUCCEEDED))
 
     def _run_projector(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
-        """Run the projector and note its artifacts."""
+        """Run the projector and record its artifacts."""
         if run.definition.projector is None:
             return ()
         projector = self._registry.projector(run.definition.projector)
@@ -85,7 +87,7 @@ class Project:
         return artifacts
 
     def _find_recorded(self, session: Session, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
-        """What is on record, where the projection met rows that were there before."""
+        """Return the artifacts on record, after the projection met rows that existed before."""
         rows = session.execute(
             select(AiJobArtifact).where(AiJobArtifact.job_id == run.job.id).order_by(AiJobArtifact.ordinal)
         ).scalars()

@@ -22,24 +22,24 @@ from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
 
 MOST_OUTPUT_TOKENS = 64_000
-"""More room than this is given to no answer that was cut off: the prompt asks for less instead."""
+"""Upper limit for the doubled token budget after a truncated answer. Beyond it the prompt asks for fewer items."""
 
 
 class Credentials(Protocol):
-    """Where users' own keys are."""
+    """The store of users' own keys."""
 
     def find_sealed(self, session: Session, job: AiJob) -> SealedKey | None:
-        """The key that pays for the job, still encrypted; None where it was deleted."""
+        """Return the key that pays for the job, still encrypted; None if it was deleted."""
         ...
 
     def note_use(self, sealed: SealedKey) -> None:
-        """Put on record that a key is used; doesn't raise."""
+        """Record that a key is used. Doesn't raise."""
         ...
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the work needs: the input, and the request for a provider where the type asks one, with where it may go."""
+    """The input, and the request for a provider with its routes, if the job type calls one."""
 
     input: Mapping[str, Any] = field(repr=False)
     request: GenerateRequest | None = field(repr=False)
@@ -48,14 +48,14 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Known:
-    """What else the database holds of an attempt's work."""
+    """What the database holds beside the job."""
 
     credential: SealedKey | None
     retries: Counter[str]
 
 
 class Resolve:
-    """Gathers what an attempt works on."""
+    """Gathers what EXECUTE needs."""
 
     def __init__(
         self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: Credentials
@@ -64,7 +64,7 @@ class Resolve:
         self._credentials = credentials
 
     def resolve(self, run: Run) -> Resolved | None:
-        """The attempt's input and request; None where an output is saved, so that there is nothing to ask for.
+        """Return the attempt's input and request; None if an output is saved already.
 
         `JobError` INTERNAL_SNAPSHOT_MISSING, CREDENTIAL_NOT_FOUND or CONFIG.
         """
@@ -112,7 +112,7 @@ class Resolve:
 def _shortened(retries: Counter[str]) -> Iterator[str]:
     """Ask for half as many items after each answer that was too long.
 
-    A provider's own limit may leave no more room: the same request again would be bought for the same end.
+    More tokens may not help, because providers have limits of their own: the same request would fail the same way.
     """
     too_long = retries["VALIDATION_TRUNCATED"] + retries["VALIDATION_OUTPUT_TOO_LARGE"]
     if too_long:
@@ -120,5 +120,5 @@ def _shortened(retries: Counter[str]) -> Iterator[str]:
 
 
 def _room(tokens: int, truncations: int) -> int:
-    """How many tokens an answer may have, after so many that were cut off."""
+    """Return how many tokens an answer may have after so many truncated ones."""
     return max(tokens, min(tokens * 2**truncations, MOST_OUTPUT_TOKENS))

@@ -1,4 +1,4 @@
-"""Whether and when a failed attempt is followed by another: the code's rule within the definition's bounds."""
+"""Whether and when another attempt follows a failed one: the rule of its code, within the definition's limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_retried(code: str, definition: JobDefinition, retried: Mapping[str, int]
 
 
 def count_retries(session: Session, job: AiJob) -> Counter[str]:
-    """How often the job was tried again for each code, by its history."""
+    """Return how often the job was retried for each code, by its history."""
     if not job.retry_count:
         return Counter()
     rows = session.execute(

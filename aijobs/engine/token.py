@@ -1,4 +1,4 @@
-"""How an attempt learns that it must stop: asked to cancel, out of time, or no longer the holder."""
+"""How an attempt learns that it must stop: cancelled, out of time, or its lease is lost."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aijobs.errors import JobError
 CANCELLED = "CANCELLED"
 TIMEOUT = "TIMEOUT"
 LOST = "LOCK_LOST"
-"""Not an error of the job: another attempt has it, and this one writes nothing."""
+"""Not an error of the job: another attempt holds it, and this one writes nothing."""
 RELEASED = "RELEASED"
-"""Not an error of the job: the worker stops and has given its lease back."""
+"""Not an error of the job: the worker stops, and has released its lease."""
 
 
 class CancellationToken:
     """One attempt's deadline and its reason to stop. Safe to use from any thread."""
 
     def __init__(self, seconds: float, show: Callable[[int], None] = lambda percent: None) -> None:
-        """`seconds` from now the attempt is out of time. `show` is told how far the work is; it doesn't raise."""
+        """The deadline is `seconds` from now. `show` gets the progress in percent; it doesn't raise."""
         self._show = show
         self._deadline = time.monotonic() + seconds
         self._event = threading.Event()
@@ -30,7 +30,7 @@ class CancellationToken:
 
     @property
     def reason(self) -> str | None:
-        """Why the attempt must stop, or None."""
+        """Why the attempt must stop; None if it may go on."""
         if self._reason is None and self.remaining() <= 0:
             return TIMEOUT
         return self._reason
@@ -45,7 +45,7 @@ class CancellationToken:
         return max(0.0, self._deadline - time.monotonic())
 
     def cancel(self, reason: str) -> None:
-        """Make the attempt stop; the first reason stands."""
+        """Make the attempt stop. The first reason counts."""
         with self._guard:
             if self._reason is not None:
                 return
@@ -56,7 +56,7 @@ class CancellationToken:
             callback()
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the attempt must stop: at once where it must already. Used to abort a call in flight."""
+        """Call `callback` when the attempt must stop, at once if it must already. Used to abort a call in flight."""
         with self._guard:
             if self._reason is None:
                 self._callbacks.append(callback)
@@ -64,17 +64,17 @@ class CancellationToken:
         callback()
 
     def raise_if_cancelled(self) -> None:
-        """`JobError` with the reason as its code where the attempt must stop."""
+        """Raise `JobError` with the reason as its code if the attempt must stop."""
         if (reason := self.reason) is not None:
             raise JobError(reason, "the attempt was stopped")
 
     def progress(self, percent: int) -> None:
-        """Say that the work is done to `percent` (0–100): as often as you like, shown twice a second at most."""
+        """Report that the work is done to `percent` (0–100). It is shown twice a second at most."""
         if not self.cancelled:
             self._show(percent)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, or raise `JobError` as soon as the attempt must stop."""
+        """Sleep, or raise `JobError` as soon as the attempt must stop."""
         ends = time.monotonic() + seconds
         while (left := min(ends - time.monotonic(), self.remaining())) > 0:
             if self._event.wait(left):

@@ -20,7 +20,7 @@ from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.outcome import Cancelled, Lost, TimedOut
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, TIMEOUT
-from aijobs.errors import LifecycleError
+from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import SUCCEEDED

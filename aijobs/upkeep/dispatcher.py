@@ -17,7 +17,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
-from aijobs.errors import BrokerUnavailable, JobLockConflict
+from aijobs.errors import BrokerUnavailable
+from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
 from aijobs.db.steps import Steps
-from aijobs.errors import JobLockConflict, LifecycleError
 from aijobs.ids import InstanceId
+from aijobs.jobs.errors import JobLockConflict, LifecycleError
 from aijobs.jobs.lease import lease_of
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob

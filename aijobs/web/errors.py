@@ -17,7 +17,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from werkzeug.exceptions import HTTPException
 
 from aijobs.causes import cause_of, stops_writes
-from aijobs.errors import ApiError, JobGone, JobLockConflict, describe
+from aijobs.errors import ApiError, describe
+from aijobs.jobs.errors import JobGone, JobLockConflict
 from aijobs.logs import fault, get_logger, where
 from aijobs.web.context import is_api_request, language
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from flask import Blueprint, Flask
 
-from aijobs.errors import DefinitionError
+from aijobs.definitions.errors import DefinitionError
 from aijobs.web.user_tokens import get_user_id
 
 ENTRY_POINT_GROUP = "aijobs.blueprints"

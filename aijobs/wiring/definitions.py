@@ -8,8 +8,9 @@ from types import ModuleType
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.prompts import PromptTemplates
+from aijobs.definitions.errors import UnknownJobType
 from aijobs.definitions.registry import JobDefinitionRegistry
-from aijobs.errors import SettingsError, UnknownJobType
+from aijobs.errors import SettingsError
 
 
 def build_registry(

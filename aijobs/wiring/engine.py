@@ -70,7 +70,7 @@ def build_prepare(services: Services, instance: InstanceId) -> Prepare:
         s.lifecycle,
         s.outbox_events,
         str(instance),
-        send_back=hand_over(s.broker),
+        put_back=hand_over(s.broker),
         make_ready=_client_loader(s),
     )
 

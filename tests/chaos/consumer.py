@@ -28,7 +28,7 @@ from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.learning.rules import MODEL, NAME, LocalProvider
 from aijobs.queues.hueys import QueueStorage
-from tests.chaos import chaos_job, crashes, ledger, suspect_worker
+from tests.chaos import chaos_job, child_worker, crashes, ledger
 from tests.chaos.crashes import CrashPoints
 from tests.chaos.faults import DROP_MARK, DROP_SHARE, DROPPED
 from tests.chaos.provider import with_row
@@ -121,7 +121,7 @@ def main() -> None:
     """Install what a chaos run needs in this process, then be a consumer."""
     folder, name = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"]
     points = CrashPoints(folder, name)
-    child.MODULE = suspect_worker.__name__
+    child.MODULE = child_worker.__name__
     queues: dict[str, Any] = dict(definition.QUEUES)
     for queue_name, policy in queues.items():
         shorter = replace(policy, backoff_ms=policy.backoff_ms // BACKOFF_SHARE)

@@ -12,14 +12,14 @@ from tests.contracts.sources import Import, Module, imports, modules, sample
 
 PICTURE = """
 6    app
-5    workers  suspect_worker  web.*  cli.*  local.*  operators.*
+5    workers  child_worker  web.*  cli.*  local.*  operators.*
 4    wiring.*  testing.*
 3.5  job_types.*  learning.*  queues.*  ai.providers.*
 3    jobs.service  jobs.creation  jobs.retries  engine.*  upkeep.*  monitor.*
 2    jobs.lease  jobs.conditions  jobs.history  jobs.lifecycle.*  jobs.snapshots  jobs.requests  jobs.chains
 2    jobs.users  jobs.limits  jobs.ends  outbox.*  ai.*  screening.*  credentials.*
 1    db.*  events  definitions.*  jobs.status  outbox.keys  queues.message  queues.state
-1    jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
+1    jobs.errors  jobs.models  outbox.models  ai.models  credentials.models  learning.models  operators.models
 0    errors  clock  ids  settings  logs  canonical  machine  validation  answers
 0    addresses  causes  texts  forks  reading
 """

@@ -222,7 +222,7 @@ class Worker(Process):
             s.lifecycle,
             s.outbox_events,
             str(self.instance),
-            send_back=hand_over(s.broker),
+            put_back=hand_over(s.broker),
         )
         gateway = AiGateway([world.ledger], {}, s.breaker, s.call_slots)
         attempts = Attempts(

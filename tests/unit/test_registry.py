@@ -13,10 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from aijobs import errors, job_types
+from aijobs import job_types
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.provider import Route
-from aijobs.definitions import discovery
+from aijobs.definitions import discovery, errors
 from aijobs.definitions.definition import (
     Credential,
     Execution,
@@ -28,8 +28,8 @@ from aijobs.definitions.definition import (
     Queue,
     RetryBackoff,
 )
+from aijobs.definitions.errors import DefinitionError
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
-from aijobs.errors import DefinitionError
 from aijobs.job_types import synthetic
 from aijobs.job_types.synthetic import DEFINITION, PROJECTOR
 

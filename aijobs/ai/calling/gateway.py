@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from aijobs.ai.calling.breaker import HALF_OPEN, OPEN, CircuitBreaker, scope_of
 from aijobs.ai.calling.slots import CallSlots
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.provider import (
     AiProvider,
     CallFailed,
@@ -21,7 +22,7 @@ from aijobs.ai.provider import (
     Moderator,
     Route,
 )
-from aijobs.errors import JobError, ProvidersBusy, Retried, describe
+from aijobs.errors import JobError, Retried, describe
 
 ELSEWHERE = frozenset(
     {

@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database, T, after_commit
 from aijobs.db.statements import change_by
-from aijobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
 from aijobs.events import EventBus
 from aijobs.jobs.ends import announce_end
+from aijobs.jobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.history import WORKER, record
 from aijobs.jobs.lease import KnownJob, Lease, LeasePolicy
 from aijobs.jobs.lifecycle.statements import HELD, THE_JOB, of

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.ai.billing.usage import mark_lost
 from aijobs.canonical import canonical_hash
-from aijobs.errors import CancelRequested
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
+from aijobs.jobs.errors import CancelRequested
 from aijobs.jobs.history import SYSTEM, WORKER, record
 from aijobs.jobs.lease import JobErrorInfo, KnownJob, Lease, LockedRow
 from aijobs.jobs.lifecycle.changes import Note

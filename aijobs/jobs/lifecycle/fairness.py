@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
 from aijobs.db.statements import read_rows
-from aijobs.errors import NotYourTurn
 from aijobs.jobs.conditions import DUE_AT, FREED, NO_CANCEL, NO_SUSPECT
+from aijobs.jobs.errors import NotYourTurn
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from aijobs.canonical import canonical_hash
 from aijobs.db.database import TRIES
 from aijobs.db.statements import read_rows
-from aijobs.errors import JobLockConflict
 from aijobs.jobs.conditions import NO_CANCEL
+from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import Lease, LockedRow
 from aijobs.jobs.lifecycle.changes import JobChanges, Note
 from aijobs.jobs.lifecycle.confirm import saved

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Result, and_, func
 from sqlalchemy.orm import Session
 
-from aijobs.errors import JobLockConflict, RunsAlone
 from aijobs.jobs.conditions import DUE_AT
+from aijobs.jobs.errors import JobLockConflict, RunsAlone
 from aijobs.jobs.history import SYSTEM, record
 from aijobs.jobs.lease import Lease, Locked
 from aijobs.jobs.lifecycle.changes import JobChanges

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
-from aijobs.errors import CancelRequested, LockLost
 from aijobs.jobs.conditions import FREED
+from aijobs.jobs.errors import CancelRequested, LockLost
 from aijobs.jobs.history import REAPER, WORKER
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.lifecycle.changes import Note

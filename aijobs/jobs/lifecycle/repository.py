@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from aijobs.errors import JobLockConflict
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
+from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.history import DISPATCHER, record
 from aijobs.jobs.lease import JobErrorInfo, Lease, lease_of
 from aijobs.jobs.lifecycle.confirm import ended

@@ -22,7 +22,7 @@ import jwt
 import pytest
 import redis
 
-from aijobs import logs, wiring
+from aijobs import logs
 from aijobs.ai.catalogue import Catalogue
 from aijobs.ai.providers.openai_compatible import OpenAiCompatibleProvider
 from aijobs.clock import utc_now
@@ -301,7 +301,7 @@ def open_site(database_url: str, redis_url: str, folder: Path, **settings: Any) 
             servers.extend(build_servers(catalogue))
             return servers
 
-        patch.setattr(wiring, "build_servers", open_servers)
+        patch.setattr("aijobs.wiring.engine.build_servers", open_servers)
         engine = build_engine(services, Presence(services.broker.client, instance, "ai-background"), instance, _stay)
         engine.start()
         ends.callback(lambda: _close(engine, servers))

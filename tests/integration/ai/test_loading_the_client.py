@@ -142,7 +142,7 @@ def test_job_on_a_users_own_key_waits_for_the_client_too(sqlite_kit: Kit) -> Non
         services.lifecycle,
         services.outbox_events,
         "host~boot~1~1~1~x",
-        send_back=lambda message: None,
+        put_back=lambda message: None,
         make_ready=lambda definition, mode: modes.append(mode),
     )
     assert prepare.take(JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z")) is not None

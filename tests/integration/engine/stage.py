@@ -234,7 +234,7 @@ def open_stage(
             lifecycle,
             services.outbox_events,
             "host~boot~1~1~1~stage",
-            send_back=hand_over(services.broker),
+            put_back=hand_over(services.broker),
         ),
         Attempts(
             Resolve(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from aijobs.errors import LockLost
 from aijobs.events import DomainEvent
+from aijobs.jobs.errors import LockLost
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.logs import JOB_KEYS
 from aijobs.outbox.models import END_EVENTS, OutboxEvent

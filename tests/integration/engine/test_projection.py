@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from aijobs.db.database import CommitUnknown
 from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.definitions.projector import Artifact
-from aijobs.errors import LifecycleError
 from aijobs.job_types.flashcard_generation import FlashcardProjector
+from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import FINAL

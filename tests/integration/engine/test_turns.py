@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aijobs.engine.prepare import TURNS
-from aijobs.errors import JobLockConflict, NotYourTurn
+from aijobs.jobs.errors import JobLockConflict, NotYourTurn
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.check import Check
 from aijobs.outbox.repository import outgoing

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aijobs.ai.calling.gateway import AiGateway
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.provider import CallFailed
-from aijobs.errors import ProvidersBusy
 from aijobs.monitor.check import Check
 from tests.integration.engine.stage import CARDS, ScriptedProvider, Stage, open_stage
 from tests.support.gateways import gateway_to

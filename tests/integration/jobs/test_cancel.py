@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from aijobs.db.database import Database
-from aijobs.errors import ApiError, CancelRequested, JobLockConflict, LifecycleError
+from aijobs.errors import ApiError
 from aijobs.ids import new_id
+from aijobs.jobs.errors import CancelRequested, JobLockConflict, LifecycleError
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL

@@ -14,7 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 from aijobs.canonical import MAX_DEPTH, canonical_bytes, canonical_hash
 from aijobs.credentials.models import UserModelCredential
-from aijobs.errors import InputInvalid, UnknownJobType
+from aijobs.definitions.errors import UnknownJobType
+from aijobs.errors import InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from aijobs.errors import JobLockConflict, NotYourTurn
 from aijobs.ids import new_id
+from aijobs.jobs.errors import JobLockConflict, NotYourTurn
 from aijobs.jobs.lease import Lease, lease_of
 from aijobs.jobs.lifecycle.fairness import FEW_DUE
 from aijobs.jobs.models import AiJob

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.statements import change_rows
-from aijobs.errors import JobLockConflict, LifecycleError, LockLost, RunsAlone
+from aijobs.jobs.errors import JobLockConflict, LifecycleError, LockLost, RunsAlone
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from tests.support.databases import OTHERS_LATER

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import delete
 
-from aijobs.errors import JobLockConflict
+from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJobSnapshot
 from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED

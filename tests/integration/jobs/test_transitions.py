@@ -10,15 +10,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from aijobs.errors import (
-    CancelRequested,
-    IllegalTransition,
-    JobGone,
-    JobLockConflict,
-    LifecycleError,
-    LockLost,
-)
 from aijobs.ids import new_id
+from aijobs.jobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL, OPEN

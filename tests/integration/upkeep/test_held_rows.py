@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from aijobs.errors import JobLockConflict
+from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.dispatcher import OutboxDispatcher

@@ -10,6 +10,7 @@ import pytest
 from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
 from aijobs.ai.calling.gateway import AiGateway
 from aijobs.ai.calling.router import ModelRouter
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import (
     CallFacts,
@@ -20,7 +21,7 @@ from aijobs.ai.provider import (
     LessWanted,
     Route,
 )
-from aijobs.errors import JobError, ProvidersBusy
+from aijobs.errors import JobError
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
 from tests.support.gateways import gateway_to

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
+from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.prompts import Prompt
 from aijobs.ai.provider import CallFailed, CancellationToken, GenerateAnswer, GenerateRequest, Route
-from aijobs.errors import JobError, ProvidersBusy
+from aijobs.errors import JobError
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from tests.support.gateways import gateway_to
 from tests.support.tokens import HandToken

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import aijobs.job_types
 from aijobs.ai.prompts import MAX_CHARACTERS, Prompt, PromptTemplates, fence_for
-from aijobs.errors import JobError, UnknownPrompt
+from aijobs.definitions.errors import UnknownPrompt
+from aijobs.errors import JobError
 
 SHIPPED = PromptTemplates([Path(aijobs.job_types.__file__).parent / "prompts"])
 HOSTILE = [

@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from aijobs.engine.failure import DatabaseTrouble
 from aijobs.engine.progress import Progress
 from aijobs.engine.token import CANCELLED, CancellationToken
-from aijobs.errors import LockLost
+from aijobs.jobs.errors import LockLost
 from aijobs.logs import Outage, get_logger
 from tests.support.lines import captured_lines
 

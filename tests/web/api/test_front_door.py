@@ -20,8 +20,9 @@ from sqlalchemy.exc import OperationalError
 from aijobs import logs
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
-from aijobs.errors import ApiError, JobGone, JobLockConflict
+from aijobs.errors import ApiError
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
+from aijobs.jobs.errors import JobGone, JobLockConflict
 from aijobs.jobs.models import PASSES
 from aijobs.settings import Settings
 from aijobs.upkeep.pass_log import PassLog

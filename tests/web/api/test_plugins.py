@@ -7,7 +7,8 @@ from importlib.metadata import EntryPoint
 import pytest
 from flask import Blueprint
 
-from aijobs.errors import ApiError, DefinitionError
+from aijobs.definitions.errors import DefinitionError
+from aijobs.errors import ApiError
 from aijobs.web import plugins
 from aijobs.web.factory import create_app
 from aijobs.web.user_tokens import get_user_id

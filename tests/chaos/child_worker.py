@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from aijobs import suspect_worker
+from aijobs import child_worker
 from tests.chaos.crashes import CrashPoints
 
 
@@ -16,4 +16,4 @@ def main(end: int, lifeline: int) -> NoReturn:
 
     folder = Path(os.environ["CHAOS_FOLDER"])
     install_books(CrashPoints(folder / "none", "suspect"), folder)
-    suspect_worker.main(end, lifeline)
+    child_worker.main(end, lifeline)
