@@ -28,8 +28,8 @@ def play(processes: Processes, *options: str, timeout: float) -> str:
 
 
 @pytest.mark.timeout(200)
-def test_twenty_seconds_of_chaos_break_no_promise(processes: Processes) -> None:
-    output = play(processes, "--database", "sqlite", "--seed", "160", "--seconds", "20", timeout=180)
+def test_ten_seconds_of_chaos_break_no_promise(processes: Processes) -> None:
+    output = play(processes, "--database", "sqlite", "--seed", "160", "--seconds", "10", timeout=180)
     assert "tracebacks  0" in output
 
 

@@ -293,8 +293,8 @@ class Owner(threading.Thread):
 
 
 def test_forked_web_processes_answer_each_user_with_their_own_jobs(site: Site) -> None:
-    web = site.start("--preload", "--workers", "3")
-    owners = [Owner(site, f"owner{number}", rounds=5) for number in range(8)]
+    web = site.start("--preload", "--workers", "2")
+    owners = [Owner(site, f"owner{number}", rounds=3) for number in range(6)]
     for owner in owners:
         owner.start()
     for owner in owners:
@@ -303,6 +303,6 @@ def test_forked_web_processes_answer_each_user_with_their_own_jobs(site: Site) -
 
     for owner in owners:
         assert set(owner.statuses) == {200, 202}
-        assert owner.lists == [sorted(owner.made[: number + 1]) for number in range(5)]
+        assert owner.lists == [sorted(owner.made[: number + 1]) for number in range(3)]
     assert web.stop(timeout=60) == 0
     assert "Traceback" not in web.output
