@@ -17,7 +17,8 @@ from aijobs.jobs.conditions import FREED, WAITS
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
 from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
-from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent, QueuePause
+from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent
+from aijobs.outbox.repository import EVENT_PAUSED
 from aijobs.settings import Settings
 
 PROMISES = {
@@ -177,12 +178,11 @@ def _artifacts_differ(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _unsent(clock: Clock, bounds: Bounds) -> Select[str]:
-    paused = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
     return select(OutboxEvent.aggregate_id).where(
         OutboxEvent.event_type == ENQUEUE,
         OutboxEvent.status == PENDING,
         OutboxEvent.available_at <= clock.now(-bounds.undelivered),
-        ~paused,
+        ~EVENT_PAUSED,
     )
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from aijobs.db.clock import Clock
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
+from aijobs.jobs.conditions import FREED
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 from aijobs.monitor.counts import capped_count
@@ -81,7 +82,7 @@ def _measures(queue_name: str) -> list[Any]:
     )
     return [
         _count(queue_name, AiJob.lifecycle_status == QUEUED),
-        _count(queue_name, AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_(None)),
+        _count(queue_name, FREED),
         _count(queue_name, AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None)),
         oldest,
     ]

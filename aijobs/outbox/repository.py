@@ -33,7 +33,8 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 """The wait after the first and the second failure."""
 
 
-_NOT_PAUSED = or_(OutboxEvent.queue_name.is_(None), ~exists().where(QueuePause.queue_name == OutboxEvent.queue_name))
+EVENT_PAUSED: ColumnElement[bool] = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
+"""The event's queue is paused. An event without a queue never is."""
 SEEN_EVENT = (OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
 """The columns of a `SeenEvent`, for queries that read other columns too."""
 _BY_KEY = select(*SEEN_EVENT).where(OutboxEvent.dedupe_key == bindparam("key"))
@@ -191,7 +192,7 @@ class OutboxRepository:
             wanted.append(or_(OutboxEvent.queue_name.is_(None), OutboxEvent.queue_name.not_in(without)))
         found = session.execute(
             select(OutboxEvent.id)
-            .where(*self._due, _NOT_PAUSED, *wanted)
+            .where(*self._due, ~EVENT_PAUSED, *wanted)
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
             .limit(limit)
             .offset(skip)
@@ -210,7 +211,7 @@ class OutboxRepository:
             select(OutboxEvent.id)
             .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mysql")
             .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mariadb")
-            .where(OutboxEvent.id.in_(event_ids), *self._due, _NOT_PAUSED)
+            .where(OutboxEvent.id.in_(event_ids), *self._due, ~EVENT_PAUSED)
             .order_by(OutboxEvent.id)
             .with_for_update(skip_locked=True)
         ).scalars()

@@ -16,7 +16,7 @@ CARRIERS = frozenset({"aijobs.jobs.lifecycle.changes", "aijobs.jobs.lifecycle.fa
 COLUMN = "lifecycle_status"
 ROW_MAKERS = frozenset({"AiJob", "insert_row", "insert_if_absent"})
 """Calls whose keyword arguments are a row's columns."""
-CHANGES = frozenset({"values", "change", "change_by", "set", "held_change", "_changes", "update", "setattr"})
+CHANGES = frozenset({"values", "change_by", "_set", "_change", "_change_held", "update", "setattr"})
 """Methods whose keyword arguments, mappings or names become columns of an UPDATE."""
 
 
@@ -72,7 +72,7 @@ def _call_writes(node: ast.Call) -> bool:
 
 
 COMPUTED = {
-    "aijobs.jobs.lifecycle.changes": (2, "hands on what the repository chose"),
+    "aijobs.jobs.lifecycle.changes": (3, "hands on what the repository chose"),
     "aijobs.db.statements": (5, "writes what its caller names"),
     "aijobs.jobs.service": (1, "a new job's columns, read from one dictionary above"),
     "aijobs.jobs.retries": (1, "the definition's part of a child"),
@@ -96,7 +96,7 @@ def computed_names(module: Module) -> list[int]:
 def _computes(node: ast.AST) -> bool:
     if isinstance(node, ast.Call) and called(node) in ("setattr", "__setattr__"):
         return not isinstance(node.args[-2] if len(node.args) > 1 else None, ast.Constant)
-    if isinstance(node, ast.Call) and called(node) in ROW_MAKERS | CHANGES - {"set"}:
+    if isinstance(node, ast.Call) and called(node) in ROW_MAKERS | CHANGES:
         return any(map(_hidden, [k.value for k in node.keywords if k.arg is None] + _mappings(node)))
     return isinstance(node, ast.expr) and _spells_the_column(node)
 
@@ -150,7 +150,9 @@ def test_a_column_whose_name_is_computed_is_written_in_known_places_alone() -> N
         "session.execute(update(AiJob).values(**changes))",
         "session.execute(update(AiJob).values(changes))",
         "session.execute(update(AiJob).values({name: 'failed'}))",
-        "changes.change(session, job_id, **{name: 'failed'})",
+        "lifecycle._change(session, job_id, **{name: 'failed'})",
+        "lifecycle._change_held(session, lease, note, **values)",
+        "lifecycle._set(session, job_id, **values)",
         "change_by(session, AiJob, THE_JOB, of=of(job_id), **values)",
         "insert_row(session, AiJob, **row)",
         "row = AiJob(**{f'{prefix}_status': 'failed'})",
@@ -181,6 +183,15 @@ def test_only_the_lifecycle_repository_writes_the_lifecycle_status() -> None:
     assert not found
 
 
+def test_each_change_method_of_the_lifecycle_is_known_by_its_name() -> None:
+    (source,) = (module for module in modules() if module.name == f"{WRITER}changes")
+    takes_columns = {
+        node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
+    }
+    assert takes_columns
+    assert takes_columns <= CHANGES
+
+
 def test_the_lifecycle_is_seen_to_write_it() -> None:
     writers = {module.name for module in modules() if module.name.startswith(WRITER) and writes(module)}
     assert writers == {"aijobs.jobs.lifecycle.lock", "aijobs.jobs.lifecycle.end"}, "where it is locked and ended"
@@ -201,7 +212,9 @@ def test_the_lifecycle_is_seen_to_write_it() -> None:
         "changes = dict(lifecycle_status='failed')",
         "row = AiJob(id='1', lifecycle_status='succeeded')",
         "setattr(job, 'lifecycle_status', 'failed')",
-        "changes.change(session, job_id, lifecycle_status='failed')",
+        "lifecycle._change(session, job_id, lifecycle_status='failed')",
+        "lifecycle._change_held(session, lease, note, lifecycle_status='failed')",
+        "lifecycle._set(session, job_id, lifecycle_status='failed')",
         "change_by(session, AiJob, THE_JOB, of=of(job_id), lifecycle_status='failed')",
         "insert_row(session, AiJob, id='1', lifecycle_status='succeeded')",
         "connection.execute(text(\"UPDATE ai_jobs SET lifecycle_status = 'failed'\"))",
