@@ -80,13 +80,13 @@ class Slots:
 # --- the rule ------------------------------------------------------------------------------------------------------
 
 
-def test_a_user_who_is_alone_has_every_slot(kit: Kit) -> None:
+def test_user_without_competitors_has_every_slot(kit: Kit) -> None:
     slots = Slots(kit, 5, backlog(kit, "a", 6))
     slots.fill()
     assert slots.held() == {"a": 5}
 
 
-def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Kit) -> None:
+def test_backlog_of_a_thousand_jobs_does_not_delay_another_user(kit: Kit) -> None:
     slots = Slots(kit, 4, backlog(kit, "a", 1000))
     slots.fill()
     slots.messages += backlog(kit, "b", 3)
@@ -103,7 +103,7 @@ def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Ki
     assert not slots.messages
 
 
-def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> None:
+def test_user_holds_at_most_half_of_the_slots_while_others_wait(kit: Kit) -> None:
     a = backlog(kit, "a", 9)
     backlog(kit, "b", 9)
     held: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> 
     assert held == {"a": 5, "b": 4}
 
 
-def test_with_one_slot_it_is_first_come_first_served(kit: Kit) -> None:
+def test_one_slot_serves_messages_in_their_order(kit: Kit) -> None:
     slots = Slots(kit, 1, backlog(kit, "a", 3) + backlog(kit, "b", 1))
     while slots.messages or slots.running:
         slots.fill()
@@ -122,7 +122,7 @@ def test_with_one_slot_it_is_first_come_first_served(kit: Kit) -> None:
     assert slots.order == ["a", "a", "a", "b"]
 
 
-def test_where_all_who_wait_are_at_their_share_no_slot_idles(kit: Kit) -> None:
+def test_no_slot_idles_if_all_waiting_users_hold_their_share(kit: Kit) -> None:
     a, b = backlog(kit, "a", 3), backlog(kit, "b", 3)
     kit.lock(a[0])
     kit.lock(b[0])
@@ -138,7 +138,7 @@ def refused_or_none(kit: Kit, job_id: str) -> str | None:
     return None
 
 
-def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+def test_users_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     users = ["b", "c", "d", "Ω"]
     slots = Slots(kit, 2, backlog(kit, "a", 200))
@@ -168,14 +168,14 @@ def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
     ],
     ids=" ".join,
 )
-def test_a_job_that_nobody_could_take_now_is_put_before_no_other(kit: Kit, waiting: dict[str, Any]) -> None:
+def test_job_that_cannot_be_locked_now_is_never_next(kit: Kit, waiting: dict[str, Any]) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1, **waiting)
     kit.lock(a[0])
     kit.lifecycle.lock_job(a[1], "worker-1", ["synthetic"])
 
 
-def test_a_job_that_can_not_be_taken_is_refused_for_what_it_is_and_nobody_else_runs_for_it(kit: Kit) -> None:
+def test_job_that_cannot_be_locked_lets_no_other_job_run_instead(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1)
     kit.lock(a[0])
@@ -188,7 +188,7 @@ def test_a_job_that_can_not_be_taken_is_refused_for_what_it_is_and_nobody_else_r
     assert not isinstance(caught.value, NotYourTurn)
 
 
-def test_the_other_users_best_job_comes_first_and_one_to_be_tried_again_is_among_them(kit: Kit) -> None:
+def test_next_job_is_the_best_of_its_user_retries_included(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     later = backlog(kit, "b", 2, priority=60)
     urgent = backlog(kit, "b", 2, priority=10)
@@ -199,7 +199,7 @@ def test_the_other_users_best_job_comes_first_and_one_to_be_tried_again_is_among
     assert kit.job(later[0]).lifecycle_status == "queued"
 
 
-def test_a_refusal_writes_nothing(kit: Kit) -> None:
+def test_refusal_for_fairness_writes_nothing(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1)
     kit.lock(a[0])
@@ -208,7 +208,7 @@ def test_a_refusal_writes_nothing(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-def test_queues_have_shares_of_their_own(kit: Kit) -> None:
+def test_each_queue_has_its_own_shares(kit: Kit) -> None:
     a = backlog(kit, "a", 1)
     there = backlog(kit, "a", 1, queue_name="ai-background", job_type=BACKGROUND_TYPE)
     backlog(kit, "b", 1)
@@ -217,7 +217,7 @@ def test_queues_have_shares_of_their_own(kit: Kit) -> None:
     assert kit.lock(there[0]).attempt_no == 1
 
 
-def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) -> None:
+def test_job_that_runs_instead_has_its_event_marked_published(kit: Kit) -> None:
     first, second = kit.new_job(user_id="a"), kit.new_job(user_id="a")
     other = kit.new_job(user_id="b")
     kit.lock(first.id)
@@ -226,7 +226,7 @@ def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) ->
     assert [event.status for event in kit.events(second.id)] == ["pending"]
 
 
-def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) -> None:
+def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
     """In an outage thousands of jobs wait for their time, and every lock comes by."""
     kit = sqlite_kit
     a = backlog(kit, "a", 2)
@@ -244,7 +244,7 @@ def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) 
     assert effort(kit.database.engine, lock) < 3 * before
 
 
-def test_a_lock_by_who_holds_another_job_reads_held_jobs_alone_whatever_waits(kit: Kit) -> None:
+def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
     """An index that begins with the queue or the user leads to all that wait for a retry, too."""
     first, *rest = backlog(kit, "a", 8)
     kit.lock(first)
@@ -271,7 +271,7 @@ DEAD = {
 """A job whose worker was lost, and that nobody has taken over."""
 
 
-def test_dead_leases_count_toward_no_share(kit: Kit) -> None:
+def test_expired_leases_count_toward_no_share(kit: Kit) -> None:
     backlog(kit, "a", 5, **DEAD)
     backlog(kit, "b", 2, **DEAD)
     a = backlog(kit, "a", 2)
@@ -280,7 +280,7 @@ def test_dead_leases_count_toward_no_share(kit: Kit) -> None:
     assert refused(kit, a[1]).instead == b, "b holds nothing that runs"
 
 
-def test_a_lock_costs_the_same_with_any_number_of_dead_leases(kit: Kit) -> None:
+def test_lock_reads_no_expired_leases(kit: Kit) -> None:
     """Each lock counts who holds what: of a million dead leases it must read none."""
     mine = backlog(kit, "a", 20)
     (other,) = backlog(kit, "b", 1)
@@ -311,7 +311,7 @@ def efforts(kit: Kit, work: Callable[[], None]) -> int:
     return min(effort(kit.database.engine, work) for _ in range(3))
 
 
-def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+def test_many_jobs_due_again_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     due = {"lifecycle_status": "running", "attempt_no": 1}
     a = backlog(kit, "a", 2)
@@ -324,7 +324,7 @@ def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit
     assert turns[2] == d, "though so many were due before it"
 
 
-def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: Kit) -> None:
+def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     a = backlog(kit, "a", 400)
     b = backlog(kit, "b", 1)

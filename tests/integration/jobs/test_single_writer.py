@@ -53,7 +53,7 @@ def write_as_product(sqlite_kit: Kit) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_second_writer_is_caught_when_it_writes(
+def test_second_writer_is_caught_when_it_writes(
     write_as_product: Callable[[str], None], single_writer: Watch, way: str
 ) -> None:
     with pytest.raises(SecondWriter, match=r"aijobs\.web\.sample writes lifecycle_status"):
@@ -70,7 +70,7 @@ def test_a_second_writer_is_caught_when_it_writes(
         "change_by(session, AiJob, THE_JOB, AiJob.lifecycle_status == 'queued', of=of(job_id), progress=5)",
     ],
 )
-def test_a_write_of_another_column_is_not_caught(write_as_product: Callable[[str], None], line: str) -> None:
+def test_write_of_another_column_is_not_caught(write_as_product: Callable[[str], None], line: str) -> None:
     write_as_product(line)
 
 
@@ -94,5 +94,5 @@ def test_the_repository_and_tests_may_write(sqlite_kit: Kit) -> None:
         ("SELECT lifecycle_status FROM ai_jobs", False),
     ],
 )
-def test_a_statement_is_read_for_what_it_sets(statement: str, writes: bool) -> None:
+def test_only_the_columns_that_a_statement_sets_count(statement: str, writes: bool) -> None:
     assert writes_the_state(statement) is writes
