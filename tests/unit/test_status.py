@@ -1,4 +1,4 @@
-"""The states, the moves between them, and the words derived from them."""
+"""The states, the transitions between them, and the phases derived from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES, STATUS_TO_LIFECYCLE, 
 
 @dataclass
 class Row:
-    """What a phase is derived from."""
+    """The columns that a phase is derived from."""
 
     lifecycle_status: str
     locked_by: str | None = None
@@ -23,8 +23,8 @@ class Row:
 
 def test_there_are_five_states_and_five_transitions() -> None:
     assert LIFECYCLE_STATUSES == ("queued", "running", "succeeded", "failed", "cancelled")
-    moves = {(source, target) for source, targets in TRANSITIONS.items() for target in targets}
-    assert moves == {
+    transitions = {(source, target) for source, targets in TRANSITIONS.items() for target in targets}
+    assert transitions == {
         ("queued", "running"),
         ("queued", "cancelled"),
         ("running", "succeeded"),

@@ -1,4 +1,4 @@
-"""A cancel that was acknowledged ends as cancelled, whatever runs against it; a late one changes nothing."""
+"""An acknowledged cancel ends the job as cancelled, whatever else is written at once. A late one changes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_waiting_job_is_cancelled_at_once_with_its_event_and_message(kit: Kit, s
     ]
     assert not [event for event in kit.events(job_id) if event.status == PENDING]
     assert _end_events(kit, job_id) == ["ai.job.cancelled"]
-    # The message of a queued job was handed over by its creator; the second attempt's is not sent yet.
+    # The creator handed over the message of the queued job. That of the second attempt isn't sent yet.
     assert kit.broker.pending_count("ai-interactive") == sent - (1 if state == "queued" else 0)
     with pytest.raises(JobLockConflict):
         kit.lock(job_id)
@@ -131,7 +131,7 @@ def test_cancelled_job_is_not_locked_after_its_hint_is_lost(kit: Kit) -> None:
     kit.jobs.cancel(job_id, "user:u1")
     kit.broker.lose_all()
     with pytest.raises(JobLockConflict):
-        kit.lifecycle.lock_job(message.job_id, "a worker that starts later")
+        kit.lifecycle.lock_job(message.job_id, "late-worker")
     assert kit.types(job_id) == ["created", "cancel_requested", "cancelled"]
 
 
@@ -139,7 +139,7 @@ def test_cancelled_job_is_not_locked_after_its_hint_is_lost(kit: Kit) -> None:
 
 
 def _take_over(kit: Kit, lease: Lease) -> AiJob:
-    """As the reaper's passes do, which come again where another transaction has the row."""
+    """Take the lease as the reaper does: its next pass tries again if another transaction has locked the row."""
     until = kit.job(lease.job_id).lock_until
     assert until is not None
     while True:
@@ -177,7 +177,7 @@ def test_acknowledged_cancel_wins_over_every_other_write(live_kit: Kit, against:
             job, types = kit.job(lease.job_id), kit.types(lease.job_id)
         else:
             assert not isinstance(other, Exception), other
-        assert job.lifecycle_status in FINAL, "a cancelled job does not go on"
+        assert job.lifecycle_status in FINAL, "a job with a cancel request doesn't go on"
         assert _end_events(kit, job.id) == [END_EVENTS[job.lifecycle_status]]
         if job.cancel_requested_at is None:
             assert against in ("success", "failure")

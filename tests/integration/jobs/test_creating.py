@@ -1,4 +1,4 @@
-"""A job comes into being whole or not at all, and what can't be stored is refused at the door."""
+"""A job is created whole or not at all, and input that can't be stored is refused."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WHOLE = {"ai_jobs": 1, "ai_job_snapshots": 1, "ai_job_events": 1, "outbox_events
 
 
 class Fault(Exception):
-    """What is injected."""
+    """The error that a test injects."""
 
 
 @contextmanager
 def fault_at(kit: Kit, number: int, error: Exception, *, times: int = 1) -> Iterator[list[str]]:
-    """Raise `error` at the `number`-th statement from here on that writes, `times` times over."""
+    """Raise `error` at the `number`-th writing statement, so many `times`."""
     written: list[str] = []
     left = [times]
 
@@ -78,7 +78,7 @@ def test_new_job_has_a_snapshot_an_event_and_a_history_row(kit: Kit) -> None:
 
 
 def test_fault_at_any_statement_leaves_nothing_of_the_job(kit: Kit) -> None:
-    kit.create(user_id="u1")  # The user's row stands in a transaction of its own.
+    kit.create(user_id="u1")  # It creates the user's row, in a transaction of its own.
     before, sent = kit.everything(), kit.broker.pending_count("ai-interactive")
     with fault_at(kit, 99, Fault()) as written:
         assert kit.create(user_id="u1").created
@@ -167,7 +167,7 @@ def test_mark_joins_its_callers_session_or_commits_its_own(kit: Kit, mark: str) 
 
     with pytest.raises(Fault):
         kit.database.write(rolled_back)
-    assert kit.everything() == before, "the caller's rollback took it along"
+    assert kit.everything() == before, "the caller rolled it back"
     MARKS[mark](kit, lease, None)
     assert kit.row(job_id) != before["ai_jobs"][0]
     assert len(kit.types(job_id)) > len(before["ai_job_events"])
@@ -177,7 +177,7 @@ def test_mark_joins_its_callers_session_or_commits_its_own(kit: Kit, mark: str) 
 
 
 def refused_fields(kit: Kit, request: CreateJobInput) -> list[str]:
-    """The fields that a refused request names; no row is written, not even the user's."""
+    """Return the fields that a refused request names. No row is written, not even the user's."""
     with pytest.raises(InputInvalid) as refused, kit.statements() as seen:
         kit.jobs.create_job(request)
     assert not [statement for statement in seen if statement.startswith(("INSERT", "UPDATE", "DELETE"))]
@@ -186,7 +186,7 @@ def refused_fields(kit: Kit, request: CreateJobInput) -> list[str]:
 
 
 def deep(depth: int) -> Any:
-    """A list within a list within a list."""
+    """Return a list nested so deep."""
     value: Any = []
     for _ in range(depth - 1):
         value = [value]
@@ -213,7 +213,7 @@ def test_input_that_some_database_cannot_store_is_refused_by_field(kit: Kit) -> 
 
 
 def test_input_has_the_same_maximum_depth_on_all_databases(kit: Kit) -> None:
-    """MariaDB's JSON ends at 32 levels. Above the list stand four: the input, its calls, a call and its output."""
+    """MariaDB's JSON has at most 32 levels. The list is below four: the input, its calls, a call and its output."""
     deepest = deep(MAX_DEPTH - 4)
     job = kit.new_job({"output": {"a": deepest}}, idempotency_key="deep")
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=job.id)
@@ -343,8 +343,8 @@ def test_each_override_is_stored_in_its_column(kit: Kit) -> None:
 BAD_OVERRIDES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "priority below": ({"priority": -1}, ["priority"]),
     "priority above": ({"priority": 101}, ["priority"]),
-    "priority of another kind": ({"priority": True}, ["priority"]),
-    "priority that is broken": ({"priority": 1.5}, ["priority"]),
+    "priority of another type": ({"priority": True}, ["priority"]),
+    "priority with a fraction": ({"priority": 1.5}, ["priority"]),
     "mode": ({"credential_mode": "theirs"}, ["credentialMode", "credentialId"]),
     "empty mode": ({"credential_mode": ""}, ["credentialMode", "credentialId"]),
     "no credential": ({"credential_mode": "user_deepseek_key"}, ["credentialId"]),
@@ -355,7 +355,7 @@ BAD_OVERRIDES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"credential_mode": "user_deepseek_key", "credential_id": "\ud800"},
         ["credentialId"],
     ),
-    "prompt of none": ({"prompt_version": "v1"}, ["promptVersion"]),
+    "prompt of a type without prompts": ({"prompt_version": "v1"}, ["promptVersion"]),
     "output version": ({"output_schema_version": "2"}, ["outputSchemaVersion"]),
     "empty output version": ({"output_schema_version": ""}, ["outputSchemaVersion"]),
     "two at once": ({"priority": 900, "output_schema_version": "2"}, ["priority", "outputSchemaVersion"]),
@@ -363,7 +363,7 @@ BAD_OVERRIDES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 def test_override_is_checked_like_its_default(kit: Kit) -> None:
-    kit.create()  # The user's row is there; a credential is looked up behind it.
+    kit.create()  # It creates the user's row, which is locked before a credential is read.
     for bad, (overrides, named) in BAD_OVERRIDES.items():
         assert refused_fields(kit, kit.request(**overrides)) == named, bad
         assert refused_fields(kit, kit.request(idempotency_key="k", **overrides)) == named, bad

@@ -1,4 +1,4 @@
-"""Whose turn it is: one user's backlog holds up nobody, and nobody waits for nothing."""
+"""Fairness: one user's backlog delays no other user, and no slot idles while jobs wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.rows import build_job
 
 
 def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
-    """Waiting jobs of a user, in the order of their ids."""
+    """Insert waiting jobs of a user, and return their ids in order."""
     jobs = [build_job(id=new_id(), user_id=user, **changes) for _ in range(number)]
     columns = [c.key for c in AiJob.__table__.columns if c.computed is None]
     zero = {"progress": 0, "event_seq": 0, "retry_count": 0, "lost_count": 0, "attempt_no": 0, "artifact_count": 0}
@@ -32,11 +32,11 @@ def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
 
 
 def take(kit: Kit, job_id: str) -> Lease:
-    """What a worker does that popped this job's message: it takes the job, or the one whose turn it is."""
+    """Lock a job as a worker does that popped its message, or the one that fairness names instead."""
     try:
         return kit.lock(job_id)
-    except NotYourTurn as turn:
-        return kit.lock(turn.instead)
+    except NotYourTurn as refusal:
+        return kit.lock(refusal.instead)
 
 
 def refused(kit: Kit, job_id: str) -> NotYourTurn:
@@ -46,13 +46,13 @@ def refused(kit: Kit, job_id: str) -> NotYourTurn:
 
 
 class Slots:
-    """Workers of a queue that pop one message after the other, and run it for a while."""
+    """Worker slots of a queue, which take messages in order and run each job for a while."""
 
     def __init__(self, kit: Kit, number: int, messages: Iterable[str]) -> None:
         self.kit, self.number, self.messages = kit, number, list(messages)
         self.running: list[Lease] = []
         self.order: list[str] = []
-        """The users whose jobs were taken."""
+        """The users whose jobs were locked, in order."""
 
     def user(self, lease: Lease) -> str:
         return self.kit.job(lease.job_id).user_id
@@ -62,7 +62,7 @@ class Slots:
             try:
                 lease = take(self.kit, self.messages[0])
             except JobLockConflict:
-                self.messages.pop(0)  # Taken in another's place before.
+                self.messages.pop(0)  # It ran instead of another job before.
                 continue
             if lease.job_id == self.messages[0]:
                 self.messages.pop(0)
@@ -70,7 +70,7 @@ class Slots:
             self.order.append(self.user(lease))
 
     def finish(self) -> None:
-        """The job that runs longest ends."""
+        """End the job that has run longest."""
         self.kit.lifecycle.mark_succeeded(self.running.pop(0))
 
     def held(self) -> Counter[str]:
@@ -94,7 +94,7 @@ def test_backlog_of_a_thousand_jobs_does_not_delay_another_user(kit: Kit) -> Non
         slots.finish()
         slots.fill()
         assert len(slots.running) == 4, "no slot idles"
-    assert slots.order[4:] == ["b", "b", "a"], "half of the slots, though a thousand messages were before"
+    assert slots.order[4:] == ["b", "b", "a"], "half of the slots, although a thousand messages came first"
     slots.messages = slots.messages[:20] + slots.messages[-3:]
     while slots.running:
         slots.finish()
@@ -133,8 +133,8 @@ def test_no_slot_idles_if_all_waiting_users_hold_their_share(kit: Kit) -> None:
 def refused_or_none(kit: Kit, job_id: str) -> str | None:
     try:
         kit.lock(job_id)
-    except NotYourTurn as turn:
-        return turn.instead
+    except NotYourTurn as refusal:
+        return refusal.instead
     return None
 
 
@@ -150,10 +150,10 @@ def test_users_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) -> None:
         slots.fill()
     others = [user for user in slots.order if user != "a"]
     assert len(others) >= 20
-    assert others[:8] == users * 2, "each in turn, whatever another has waiting"
+    assert others[:8] == users * 2, "in the order of the ring, with any backlog"
 
 
-# --- who waits -----------------------------------------------------------------------------------------------------
+# --- waiting jobs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_job_that_cannot_be_locked_lets_no_other_job_run_instead(kit: Kit) -> No
     kit.lock(a[0])
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[0])
-    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice takes no turn"
+    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice lets no other job run"
     kit.pause("ai-interactive")
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[1])
@@ -227,7 +227,7 @@ def test_job_that_runs_instead_has_its_event_marked_published(kit: Kit) -> None:
 
 
 def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
-    """In an outage thousands of jobs wait for their time, and every lock comes by."""
+    """In an outage thousands of jobs wait for their due time, and each lock must skip them."""
     kit = sqlite_kit
     a = backlog(kit, "a", 2)
     kit.lock(a[0])
@@ -245,11 +245,11 @@ def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
 
 
 def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
-    """An index that begins with the queue or the user leads to all that wait for a retry, too."""
+    """An index that begins with the queue or the user would also read all jobs that wait for a retry."""
     first, *rest = backlog(kit, "a", 8)
     kit.lock(first)
     backlog(kit, "b", 20, lifecycle_status="succeeded", attempt_no=1)
-    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # SQLite never analyzes by itself.
     learn("ai_jobs")
 
     def lock() -> None:
@@ -261,31 +261,31 @@ def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
     assert efforts(kit, lock) < 3 * before
 
 
-DEAD = {
+EXPIRED = {
     "lifecycle_status": "running",
     "attempt_no": 1,
     "locked_by": "host~boot~1~1~1~dead/token",
     "locked_at": BEGIN - timedelta(hours=1),
     "lock_until": BEGIN - timedelta(minutes=59),
 }
-"""A job whose worker was lost, and that nobody has taken over."""
+"""A job whose worker was lost, and whose lease nobody has taken."""
 
 
 def test_expired_leases_count_toward_no_share(kit: Kit) -> None:
-    backlog(kit, "a", 5, **DEAD)
-    backlog(kit, "b", 2, **DEAD)
+    backlog(kit, "a", 5, **EXPIRED)
+    backlog(kit, "b", 2, **EXPIRED)
     a = backlog(kit, "a", 2)
     (b,) = backlog(kit, "b", 1)
     kit.lock(a[0])
-    assert refused(kit, a[1]).instead == b, "b holds nothing that runs"
+    assert refused(kit, a[1]).instead == b, "b has no live lease"
 
 
 def test_lock_reads_no_expired_leases(kit: Kit) -> None:
-    """Each lock counts who holds what: of a million dead leases it must read none."""
+    """Each lock counts the live leases. Of a million expired ones it must read none."""
     mine = backlog(kit, "a", 20)
     (other,) = backlog(kit, "b", 1)
     kit.lock(mine.pop())
-    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # SQLite never analyzes by itself.
     learn("ai_jobs")
 
     def lock_alone() -> None:
@@ -300,14 +300,14 @@ def test_lock_reads_no_expired_leases(kit: Kit) -> None:
     backlog(kit, "z", FEW_DUE + 1, **many)
     again = efforts(kit, lock_and_look_for_another)
     for user in ("a", "b", "c"):
-        backlog(kit, user, 1000, **DEAD)
+        backlog(kit, user, 1000, **EXPIRED)
     learn("ai_jobs")
     for work, limit in zip(works, (before[0], max(before[1], again)), strict=True):
         assert efforts(kit, work) < 2 * limit, work.__name__
 
 
 def efforts(kit: Kit, work: Callable[[], None]) -> int:
-    """The least of three: what a server reads for itself beside it is in one or the other."""
+    """Return the least of three measurements, because a server also does work of its own."""
     return min(effort(kit.database.engine, work) for _ in range(3))
 
 
@@ -319,9 +319,9 @@ def test_many_jobs_due_again_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) 
     for user in ("b", "c"):
         backlog(kit, user, FEW_DUE, **due, next_attempt_at=BEGIN - timedelta(minutes=1))
     (d,) = backlog(kit, "d", 1, **due, next_attempt_at=BEGIN)
-    turns = [refused(kit, a[1]).instead for _ in range(4)]
-    assert [kit.job(job_id).user_id for job_id in turns] == ["b", "c", "d", "b"]
-    assert turns[2] == d, "though so many were due before it"
+    following = [refused(kit, a[1]).instead for _ in range(4)]
+    assert [kit.job(job_id).user_id for job_id in following] == ["b", "c", "d", "b"]
+    assert following[2] == d, "although many jobs were due before it"
 
 
 def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
@@ -334,7 +334,7 @@ def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
     assert any("ix_ai_jobs_due (queue_name=? AND lifecycle_status=?" in line for line in plan(kit, seen[-2]))
     assert any(TURNS in line for line in plan(kit, seen[-1]))
     assert len([statement for statement in seen if not statement.startswith("BEGIN")]) == 5, (
-        "two for the lock, three to tell"
+        "two for the lock, three for fairness"
     )
     backlog(kit, "b", FEW_DUE + 1, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN)
     with kit.statements() as seen:

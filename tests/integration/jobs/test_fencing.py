@@ -1,4 +1,4 @@
-"""A holder that was overtaken writes nothing; a beat that is late, or repeats itself, loses nothing."""
+"""Fencing: a stale lease writes nothing, and a late or repeated heartbeat loses nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HOLDERS_WRITES: dict[str, Callable[[Kit, Lease], Any]] = {
 }
 
 
-def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
-    """A job in its second attempt by the same worker, and leases that are not its holder's."""
+def _stale_leases(kit: Kit) -> tuple[str, dict[str, Lease]]:
+    """Return a job in its second attempt by the same worker, and leases that don't hold it."""
     old = kit.running()
     kit.lifecycle.release(old)
     now = kit.lock(old.job_id, "worker-1")
@@ -48,7 +48,7 @@ def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
         "the attempt before, of the same worker": old,
         "the attempt before under the new token": Lease(now.job_id, now.token, 1),
         "the new attempt under the old token": Lease(now.job_id, old.token, now.attempt_no),
-        "an attempt to come": Lease(now.job_id, now.token, now.attempt_no + 1),
+        "a later attempt": Lease(now.job_id, now.token, now.attempt_no + 1),
         "the token of another job": Lease(now.job_id, other.token, now.attempt_no),
         "no token": Lease(now.job_id, "", now.attempt_no),
     }
@@ -56,7 +56,7 @@ def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
 
 @pytest.mark.parametrize("write", HOLDERS_WRITES)
 def test_stale_lease_writes_nothing(kit: Kit, write: str) -> None:
-    _, stale = _stale_claims(kit)
+    _, stale = _stale_leases(kit)
     before = kit.everything()
     for which, lease in stale.items():
         with pytest.raises(LockLost):
@@ -65,7 +65,7 @@ def test_stale_lease_writes_nothing(kit: Kit, write: str) -> None:
 
 
 def test_stale_lease_is_lost_also_while_a_cancel_is_requested(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+    job_id, stale = _stale_leases(kit)
     kit.lifecycle.request_cancel(job_id, "user:u1")
     before = kit.everything()
     for write in HOLDERS_WRITES.values():
@@ -76,7 +76,7 @@ def test_stale_lease_is_lost_also_while_a_cancel_is_requested(kit: Kit) -> None:
 
 
 def test_stale_lease_is_lost_also_after_the_new_attempt_ended_the_job(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+    job_id, stale = _stale_leases(kit)
     kit.lifecycle.mark_succeeded(Lease(job_id, kit.job(job_id).locked_by or "", 2))
     before = kit.everything()
     with pytest.raises(LockLost):
@@ -85,7 +85,7 @@ def test_stale_lease_is_lost_also_after_the_new_attempt_ended_the_job(kit: Kit) 
 
 
 def test_refused_write_rolls_back_its_whole_transaction(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+    job_id, stale = _stale_leases(kit)
     before = kit.everything()
 
     def work(session: Any) -> None:
@@ -98,7 +98,7 @@ def test_refused_write_rolls_back_its_whole_transaction(kit: Kit) -> None:
 
 
 def test_row_of_another_job_is_refused_by_mark_succeeded(sqlite_kit: Kit) -> None:
-    """What is told of an end is numbered by that row."""
+    """The row numbers the history of the end."""
     kit, one, other = sqlite_kit, sqlite_kit.running(), sqlite_kit.running()
     before = kit.everything()
 
@@ -154,7 +154,7 @@ def test_progress_never_falls_within_an_attempt_and_stays_within_0_and_100(kit: 
     kit.lifecycle.release(lease)
     assert kit.job(lease.job_id).progress == 100
     kit.lock(lease.job_id)
-    assert kit.job(lease.job_id).progress == 0, "a new attempt begins anew"
+    assert kit.job(lease.job_id).progress == 0, "a new attempt begins at 0"
 
 
 def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded_one(kit: Kit) -> None:
@@ -186,7 +186,7 @@ def test_old_leases_of_a_failed_job_write_nothing(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-# --- leases that run out -------------------------------------------------------------------------------------------
+# --- expired leases -----------------------------------------------------------------------------------------------
 
 
 def test_lease_counts_as_lost_90_seconds_after_its_last_renewal(kit: Kit) -> None:
@@ -217,13 +217,13 @@ def test_lost_leases_are_found_page_by_page_oldest_first(kit: Kit) -> None:
         leases.append(kit.running())
         kit.advance(0 if n == 1 else 1)
     kit.advance(200)
-    everybody = [job.id for job in kit.lifecycle.find_expired_locks()]
-    assert sorted(everybody) == sorted(lease.job_id for lease in leases)
+    every_lease = [job.id for job in kit.lifecycle.find_expired_locks()]
+    assert sorted(every_lease) == sorted(lease.job_id for lease in leases)
     found, after = [], None
     while page := kit.lifecycle.find_expired_locks(limit=2, after=after):
         found += [job.id for job in page]
         after = (page[-1].lock_until, page[-1].id)
-    assert found == everybody
+    assert found == every_lease
 
 
 def test_heartbeat_after_the_reapers_read_wins(kit: Kit) -> None:
@@ -334,8 +334,8 @@ def test_history_distinguishes_charged_from_uncharged_losses(kit: Kit) -> None:
     kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until, at_once=True)
     kit.lifecycle.charge(kit.lock(lease.job_id))
     rows = [row for row in kit.rows("ai_job_events", job_id=lease.job_id) if row["type"] == "lease_lost"]
-    told = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
-    assert told == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
+    recorded = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
+    assert recorded == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
 
 
 def test_shared_worker_cannot_lock_a_suspect(kit: Kit) -> None:
@@ -391,14 +391,14 @@ def test_heartbeat_and_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
         lease = kit.running()
         lost = BEGIN - timedelta(days=30)
         kit.set(lease.job_id, lock_until=lost)
-        beat, reaped = race(
+        renewed, reaped = race(
             lambda lease=lease: _after_a_moment(kit.lifecycle.extend_lock, lease),
             lambda lease=lease, lost=lost: _after_a_moment(kit.lifecycle.expire, lease, lost),
         )
         job = kit.job(lease.job_id)
-        assert [isinstance(one, REFUSED) for one in (beat, reaped)].count(True) == 1
+        assert [isinstance(one, REFUSED) for one in (renewed, reaped)].count(True) == 1
         lost = job.uncharged_losses
-        assert (job.locked_by is None, lost) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
+        assert (job.locked_by is None, lost) == ((True, 1) if isinstance(renewed, LockLost) else (False, 0))
         assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
 
 
@@ -436,7 +436,7 @@ def test_four_reapers_at_once_count_a_lost_lease_once(live_kit: Kit) -> None:
 
 
 REFUSED = (LockLost, JobLockConflict)
-"""A reaper is refused by whoever was faster, and by whoever has the row just then."""
+"""A reaper is refused if another write was first, or if another transaction has locked the row."""
 
 
 def _after_a_moment(work: Callable[..., Any], *arguments: Any) -> Any:

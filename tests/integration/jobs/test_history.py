@@ -1,4 +1,4 @@
-"""What a job's life leaves behind: history rows, numbered without a gap, and one end event."""
+"""A job's history: rows numbered without a gap."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ OLD_KEY = KEYS.current
 
 
 def deep(levels: int) -> list[Any]:
-    """A list within a list, so many levels."""
+    """Return a list nested so many levels deep."""
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
@@ -84,7 +84,7 @@ def test_two_processes_with_one_key_and_two_requests_have_one_winner(live_kit: K
 
 
 def test_unique_conflict_returns_the_winner(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up misses the winner once, as it does when the winner commits just after it."""
+    """The find before the transaction and the one under the lock miss the winner; the unique index doesn't."""
     winner = kit.new_job(idempotency_key="k")
     looked = []
     real = kit.jobs._existing
@@ -111,7 +111,7 @@ def test_order_of_keys_and_notation_of_numbers_do_not_change_the_request(kit: Ki
 
 OTHERS: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any]]] = {
     "input": (({"output": {"said": "goodbye"}},), {}),
-    "a default spelt out": (({"output": {"said": "hello"}, "sleep_ms": 0},), {}),
+    "an explicit default": (({"output": {"said": "hello"}, "sleep_ms": 0},), {}),
     "list order": (({"output": {"said": "hello"}}, {"artifacts": 1}), {}),
     "true for 1": (({"output": {"said": True}},), {}),
     "target id": ((), {"target_id": "n2"}),
@@ -138,7 +138,7 @@ def test_repeated_key_returns_its_job_in_any_state(kit: Kit, state: str) -> None
 
 
 class StricterInput(BaseModel):
-    """What the synthetic type might ask for tomorrow."""
+    """A later input schema of the synthetic type."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -271,7 +271,7 @@ def test_rotated_message_key_still_matches_the_request_and_a_removed_one_does_no
 def test_request_hash_depends_on_the_message_key(kit: Kit) -> None:
     one = kit.row(kit.new_job(idempotency_key="a").id)["request_hash"]
     same = kit.row(kit.new_job(idempotency_key="b").id)["request_hash"]
-    assert one == same, "the key is no part of the request"
+    assert one == same, "the idempotency key isn't hashed"
     with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k1", NEW),))) as other:
         assert other.row(other.new_job(idempotency_key="c").id)["request_hash"] != one
     assert kit.row(kit.new_job().id)["request_hash"] is None

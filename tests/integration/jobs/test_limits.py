@@ -1,4 +1,4 @@
-"""What a user may ask for: so many jobs at once, and so much a day and a month, whoever asks at the same time."""
+"""Limits of one user: active jobs, and quotas a day and a month, also under concurrent requests."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def limited(server: Databases, **settings: int) -> Iterator[Kit]:
 
 
 def refused(kit: Kit, *, cards: bool = False, **changes: Any) -> ApiError:
-    """The refusal of a new job."""
+    """Return the error of a new job that is refused."""
     with pytest.raises(ApiError) as caught:
         kit.jobs.create_job(EMPTY) if cards else kit.new_job(**changes)
     return caught.value
 
 
 def reserve(kit: Kit) -> int:
-    """How many tokens a job of cards reserves."""
+    """Return the number of tokens that a flashcard job reserves."""
     forecaster = Forecaster(kit.services.router.routes, kit.services.costs)
     definition = flashcard_generation.DEFINITION
     return forecaster.call(definition, "platform_key", flashcard_generation.SAMPLE_INPUT, BEGIN).tokens
@@ -83,7 +83,7 @@ def test_user_with_too_many_jobs_is_refused_and_another_is_not(database_server: 
         assert kit.everything() == before, "nothing was written"
         kit.new_job(user_id="u2")
         kit.lifecycle.release(lease)
-        assert refused(kit).code == "TOO_MANY_JOBS", "a job that is to be tried again is still the user's"
+        assert refused(kit).code == "TOO_MANY_JOBS", "a job that waits for its next attempt is still active"
         kit.jobs.cancel(lease.job_id, "user:u1")
         kit.new_job()
 
@@ -167,7 +167,7 @@ def test_job_that_ended_before_a_provider_call_does_not_count(database_server: D
         add(kit.database, build_call(job))
         kit.jobs.cancel(job.id, "user:u1")
         kit.lifecycle.mark_cancelled(lease)
-        assert refused(kit).code == "QUOTA_EXCEEDED", "it was paid for, whatever became of it"
+        assert refused(kit).code == "QUOTA_EXCEEDED", "a provider was called, so it counts"
 
 
 def test_open_jobs_reserve_tokens_until_they_end(database_server: Databases) -> None:
@@ -199,24 +199,24 @@ def test_next_attempt_reserves_as_much_again(
             return int(error.details["used"])
 
         def call(lease: Lease, number: int, prompt: int | None, **changes: Any) -> None:
-            told = {"attempt_no": lease.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
-            add(kit.database, build_call(job, prompt_tokens=prompt, **{**told, **changes}))
+            columns = {"attempt_no": lease.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
+            add(kit.database, build_call(job, prompt_tokens=prompt, **{**columns, **changes}))
 
         assert used() == need
         first = kit.lock(job.id)
         call(first, 1, 500)
-        assert used() == need, "500 spent by the attempt for which it was reserved"
+        assert used() == need, "500 of the reservation are spent"
         call(first, 2, None, state="failed")
         assert used() == need
         call(first, 3, need)
-        assert used() == need + 500, "more than was reserved is counted as it is"
+        assert used() == need + 500, "an excess over the reservation counts"
         kit.lifecycle.release(first)
         assert used() == need + 500 + need, "the next attempt costs as much again"
         second = kit.lock(job.id)
         call(second, 1, 200)
         assert used() == need + 500 + need
         kit.lifecycle.save_output(second, {"cards": [], "dropped": []})
-        assert used() == need + 700, "it has its answer and asks nobody any more"
+        assert used() == need + 700, "it has its answer and makes no more calls"
         kit.lifecycle.mark_succeeded(second)
         assert used() == need + 700
 
@@ -237,8 +237,8 @@ def test_call_of_a_lost_worker_counts_its_estimated_prompt(
         kit.database.write(lambda session: mark_lost(session, kit.clock, lease.job_id, lease.attempt_no))
         kit.lifecycle.mark_succeeded(lease)
         (row,) = kit.rows("ai_usage_logs")
-        told = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
-        assert told == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
+        closed = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
+        assert closed == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
         assert row["estimated"]
         with open_kit(kit.url, clock=kit.clock, quota_day_tokens=1) as other:
             error = refused(other, cards=True)

@@ -1,4 +1,4 @@
-"""Taking a job: one winner, a token that is never used twice, a lease judged by the database's clock."""
+"""Locking a job: one winner, a new token each time, and a lease by the database's clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_lock_is_visible_at_once_and_lasts_a_minute(live_kit: Kit) -> None:
         assert other.exec_driver_sql("SELECT lifecycle_status FROM ai_jobs").scalar() == "running"
     assert job.locked_at is not None
     assert job.lock_until is not None
-    assert job.lock_until - job.locked_at == MINUTE, "both are of one instant, also where the clock runs on"
+    assert job.lock_until - job.locked_at == MINUTE, "both are of one instant, even if the clock runs on"
     assert job.started_at == job.locked_at
 
 
@@ -76,7 +76,7 @@ def test_lock_marks_its_enqueue_event_published(kit: Kit) -> None:
 
 @pytest.mark.parametrize("hint", ["its own", "of the attempt before", "of another job", "of nothing", None])
 def test_lock_marks_its_own_event_even_if_the_message_names_another(kit: Kit, hint: str | None) -> None:
-    """A message may be old: sent again, or for an attempt that is over."""
+    """A message may be old: sent again, or for an earlier attempt."""
     job_id, other = kit.new_job().id, kit.new_job().id
     kit.lifecycle.release(kit.lock(job_id))
     before, asks = kit.events(job_id)
@@ -113,7 +113,7 @@ def test_lock_returns_no_input_if_it_expired_or_an_output_is_saved(kit: Kit) -> 
     kit.lifecycle.release(lease)
     with kit.database.transaction() as session:
         session.execute(delete(AiJobSnapshot).where(AiJobSnapshot.job_id == expired.id))
-    assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is there: nobody needs the input"
+    assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is saved: the input isn't needed"
     assert kit.lifecycle.lock_job(expired.id, "worker-2").content is None
 
 

@@ -1,4 +1,4 @@
-"""To run a job again is a new job; the old one keeps its history, and a chain has one end."""
+"""A retry is a new job. The old job keeps its history, and a chain has one newest job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _refusal(kit: Kit, job_id: str) -> tuple[str, dict[str, Any] | None]:
     before = kit.everything()
     with pytest.raises(ApiError) as refused:
         kit.jobs.retry(job_id, "operator:ann")
-    assert kit.everything() == before, "a refused retry leaves nothing"
+    assert kit.everything() == before, "a refused retry writes nothing"
     return refused.value.code, refused.value.details
 
 
@@ -213,7 +213,7 @@ def test_database_refuses_a_second_child(kit: Kit, monkeypatch: pytest.MonkeyPat
 
 
 def test_job_of_an_unregistered_type_is_not_retried(sqlite_kit: Kit) -> None:
-    sqlite_kit.new_job()  # The user's row is there.
+    sqlite_kit.new_job()  # It creates the user's row.
     job = build_job(job_type="gone", lifecycle_status="failed")
     with sqlite_kit.database.transaction() as session:
         session.add(job)
@@ -262,7 +262,7 @@ def test_expired_snapshot_is_rebuilt_if_the_type_can(sqlite_kit: Kit) -> None:
 
 
 def test_newest_of_a_chain_is_found_by_its_parents_and_not_by_clocks(kit: Kit) -> None:
-    """A retry by a host whose clock is behind made a child that is older than its parent."""
+    """A host whose clock is behind creates a child that is older than its parent."""
     chain = [kit.job_in("failed")[0]]
     for minutes in (-5, -2, -9):
         retried = _retry(kit, chain[-1])
@@ -282,7 +282,7 @@ def test_newest_of_a_chain_is_found_by_its_parents_and_not_by_clocks(kit: Kit) -
 
 
 class NewInput(BaseModel):
-    """Today's schema: `calls` became `steps`, and may be left out; what it doesn't know it leaves away."""
+    """Today's schema: it has `steps`, allows one call, and drops unknown fields."""
 
     steps: list[str] = Field(default_factory=list)
     calls: list[dict[str, Any]] = Field(max_length=1)
@@ -294,7 +294,7 @@ def test_old_input_is_validated_and_labelled_by_todays_schema(kit: Kit) -> None:
     child = _retry(kit, parent)
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
     assert (child.input_schema_version, snapshot["schema_version"]) == ("2", "2")
-    assert snapshot["content"]["steps"] == [], "it is as today's schema has it"
+    assert snapshot["content"]["steps"] == [], "today's schema has added it"
     assert snapshot["content_hash"] == canonical_hash(snapshot["content"])
 
 
@@ -324,11 +324,11 @@ def test_invalid_rebuilt_input_is_outdated_and_names_no_fields(sqlite_kit: Kit, 
 
 
 def _registered(kit: Kit) -> dict[str, JobDefinition]:
-    """The kit's own definitions, to change."""
+    """Return the kit's own definitions, which may be changed."""
     return kit.services.registry._definitions
 
 
-# --- what was paid for --------------------------------------------------------------------------------------------
+# --- saved outputs ------------------------------------------------------------------------------------------------
 
 
 def _failed_with_output(kit: Kit, output: Any) -> str:

@@ -1,4 +1,4 @@
-"""A job's input is masked before anything of it is stored or hashed; repeating the request is still the same one."""
+"""A job's input is redacted before it is stored. A repeat of the same request still finds its job."""
 
 from __future__ import annotations
 

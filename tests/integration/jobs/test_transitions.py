@@ -1,4 +1,4 @@
-"""Every writer of the lifecycle against every state: what is allowed is told in full, what isn't changes nothing."""
+"""Each lifecycle method in each state: it makes its change in full, or changes nothing."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_writer_changes_a_job_only_in_its_allowed_states(kit: Kit, writer: str) 
 
 def _check_cell(kit: Kit, state: str, writer: str) -> None:
     job_id, lease = kit.job_in(state, user_id=f"user of {state}")
-    before, told = kit.everything(), kit.types(job_id)
+    before, history = kit.everything(), kit.types(job_id)
     outcome = ALLOWED[state][writer]
     kit.advance(1)
     if isinstance(outcome, type):
@@ -146,17 +146,17 @@ def _check_cell(kit: Kit, state: str, writer: str) -> None:
     WRITERS[writer](kit, job_id, lease)
     job = kit.job(job_id)
     assert job.lifecycle_status == after, f"{writer} on {state}"
-    assert kit.types(job_id) == told + added, f"{writer} on {state}"
+    assert kit.types(job_id) == history + added, f"{writer} on {state}"
     if state in FINAL:
         assert kit.everything() == before, f"{writer} on {state} wrote something"
-    # Whoever gives a job up settles the event that asked for the attempt: the dispatcher marks it dead.
+    # The dispatcher, which gives a job up, marks its enqueue event dead itself.
     _check_row(kit, job, event_left=writer == "give_up")
     others = {row["id"]: row for row in before["ai_jobs"] if row["id"] != job_id}
     assert {row["id"]: row for row in kit.rows("ai_jobs") if row["id"] != job_id} == others
 
 
 def _check_row(kit: Kit, job: AiJob, *, event_left: bool) -> None:
-    """What holds for a job in any state."""
+    """Check what holds for a job in any state."""
     ends = [event for event in kit.events(job.id) if event.event_type != ENQUEUE]
     if job.lifecycle_status in FINAL:
         assert [event.event_type for event in ends] == [END_EVENTS[job.lifecycle_status]]

@@ -1,4 +1,4 @@
-"""A job that nobody would work on now is not made; what is there already is answered all the same."""
+"""No job is created while no provider is available for it. A repeated request still returns its job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLATFORM = scope_of("deepseek")
 
 @pytest.fixture
 def kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
-    """Services whose only route leads to DeepSeek, on the platform's key."""
+    """Services with one route, to DeepSeek on the platform's key."""
     with open_kit(
         scratch_database(sqlite), clock=ManualClock(BEGIN), provider_keys={"deepseek": "sk-no-key-at-all"}
     ) as kit:
@@ -39,13 +39,13 @@ def kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
 
 
 def ask(kit: Kit, key: str | None = None, **overrides: Any) -> AiJob:
-    """A job for flashcards."""
+    """Create a job for flashcards."""
     request = CreateJobInput("u1", "flashcard_generation", "note", "n1", NOTES, key, Overrides(**overrides))
     return kit.jobs.create_job(request).job
 
 
 def refused(kit: Kit, act: Any) -> timedelta:
-    """How long the caller is told to wait; nothing was written."""
+    """Check that `act` is refused and writes nothing, and return its `retry_after`."""
     before = kit.everything()
     with pytest.raises(ApiError) as found:
         act()

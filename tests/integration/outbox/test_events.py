@@ -1,4 +1,4 @@
-"""Outbox rows: written with what they speak of, found by state, claimed and marked by compare-and-set."""
+"""Outbox rows: written with their change, found by state, claimed and marked by compare-and-set."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_end_event_is_written_once_and_published_at_once(kit: Kit) -> None:
 
 
 def test_job_ends_even_if_its_end_event_exists(kit: Kit) -> None:
-    """As where an operator puts a failed job back to work by SQL: its end event is there already."""
+    """For example, after an operator restarted a failed job by SQL: its end event exists already."""
     job_id, _ = kit.job_in("failed")
     kit.set(job_id, lifecycle_status="running", locked_by=None, finished_at=None, error_code=None)
     assert kit.lifecycle.mark_failed(kit.lock(job_id), JobErrorInfo.of("INTERNAL_ERROR")).lifecycle_status == "failed"
@@ -110,7 +110,7 @@ def test_event_is_not_found_before_it_is_due(kit: Kit) -> None:
 
 
 def test_event_whose_transaction_commits_late_is_found(live_kit: Kit) -> None:
-    """Ids say nothing of the order of commits: a reader that remembered the last id would miss the first."""
+    """Commits aren't in the order of ids: a reader that remembered the last id would miss the first."""
     if live_kit.database.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer: no second transaction can be open")
     other = Database(live_kit.url)
@@ -187,7 +187,7 @@ def test_dispatcher_finds_events_by_an_index(kit: Kit) -> None:
 
 
 def _plan(kit: Kit, ask: Any) -> str:
-    """How the database would run the statement that `ask(session)` runs."""
+    """Return the plan of the statement that `ask(session)` runs."""
     captured: list[tuple[str, Any]] = []
 
     def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
