@@ -1,4 +1,4 @@
-"""Names made of parts: no two different things may share one."""
+"""Dedupe keys and request hashes: different things never share one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aijobs.jobs.requests import CreateJobInput, Overrides, is_same_request, request_hash
@@ -19,7 +19,7 @@ KEYS = KeyRing((("k1", b"m" * 32),))
 
 @dataclass(frozen=True)
 class Job:
-    """What a dedupe key is made of."""
+    """The fields of a dedupe key."""
 
     id: str
     job_type: str
@@ -27,7 +27,7 @@ class Job:
     idempotency_key: str | None
 
 
-# Few characters, among them all that the key is spelt with, so that likenesses are found.
+# Few characters, among them all separators of the key, so that collisions are likely.
 parts = st.text("a:%jk=13A", min_size=1, max_size=6) | st.text(min_size=1, max_size=300).filter(
     lambda s: s.isprintable()
 )
@@ -41,6 +41,11 @@ def _tuple(job: Job, attempt: int) -> tuple[Any, ...]:
 
 
 @given(named, attempts, named, attempts)
+@example(Job("x", "t", "a:b", "c"), 1, Job("x", "t", "a", "b:c"), 1)
+@example(Job("x", "t", "a%3A", "c"), 1, Job("x", "t", "a:", "c"), 1)
+@example(Job("x", "t", "u", "k:1"), 1, Job("x", "t", "u", "k"), 11)
+@example(Job("j1", "t", "u", None), 1, Job("j2", "t", "u", "j1"), 1)
+@example(Job("j1", "t", "u", None), 1, Job("j2", "t", "u", "j=j1"), 1)
 def test_two_events_share_a_key_only_if_they_ask_for_the_same_attempt(
     one: Job, first: int, other: Job, second: int
 ) -> None:
@@ -71,7 +76,7 @@ def test_key_that_is_too_long_is_a_unique_digest() -> None:
 
 
 def request(content: Any, **changes: Any) -> CreateJobInput:
-    """A request with this content."""
+    """Return a request with this content."""
     return replace(CreateJobInput("u1", "synthetic", "note", "n1", {"a": content}), **changes)
 
 
