@@ -48,8 +48,9 @@ chaos: install system-packages ## kill, freeze and cut off everything (DATABASE=
 	@exec $(BIN)/python -m tests.chaos --database $(DATABASE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
-bench: install system-packages ## kill, freeze and flush in mid-run, and calls to a server, with figures
+bench: install system-packages ## kill, freeze and flush in mid-run, creates beside prune, and calls to a server, with figures
 	@$(BIN)/python -m bench.reliability
+	@$(BIN)/python -m bench.prune_pace
 	@exec $(BIN)/python -m bench.providers
 
 .PHONY: check

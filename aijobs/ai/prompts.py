@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,29 @@ class Prompt:
     version: str
 
 
+@cache
+def _environment_of(roots: tuple[Path, ...]) -> ImmutableSandboxedEnvironment:
+    """Return the environment of these folders, with the templates that it has compiled."""
+    # Prompts are plain text for a model: HTML escaping would change what the learner wrote.
+    return ImmutableSandboxedEnvironment(
+        loader=FileSystemLoader([str(root) for root in roots]),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+    )
+
+
 class PromptTemplates:
     """The prompt files below `roots`; where two roots have the same file, the first one's counts."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
 
-    @cached_property
+    @property
     def _environment(self) -> ImmutableSandboxedEnvironment:
-        # Prompts are plain text for a model: HTML escaping would change what the learner wrote.
-        return ImmutableSandboxedEnvironment(
-            loader=FileSystemLoader([str(root) for root in self._roots]),
-            undefined=StrictUndefined,
-            autoescape=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=False,
-        )
+        return _environment_of(self._roots)
 
     def versions(self, job_type: str) -> list[str]:
         """The complete versions of a job type's prompt, oldest first; empty where it has none."""

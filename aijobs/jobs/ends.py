@@ -1,4 +1,4 @@
-"""Announces the end of a job, in the log and on the event bus, whichever component ended it."""
+"""Announce the end of a job, in the log and on the event bus, for each component that ends jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appending to a job's history, in the transaction of the change that it tells of."""
+"""Append to a job's history, in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(
     error_code: str | None = None,
     duration_ms: int | None = None,
 ) -> None:
-    """Append one row. `job.event_seq` was raised by the UPDATE that this row tells of, and numbers it."""
+    """Append one row. Its number is `job.event_seq`, which the UPDATE of this change has raised."""
     insert_row(
         session,
         AiJobEvent,

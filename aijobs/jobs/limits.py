@@ -1,9 +1,8 @@
-"""What one user may ask for: so many jobs at once, and so much a day and a month.
+"""The limits of one user: active jobs, and a quota a day and a month.
 
-Facts are counted, and no counter is kept: what was used is read from the jobs and the ledger of provider calls, and
-what is promised from the reservations of jobs that aren't final. So nothing drifts, nothing is settled twice, and the
-statement that ends a job is the one that gives back what it had reserved. Whoever asks holds the user's row, so that
-two requests at once don't both find the last place.
+No counter is kept. What was used is counted from the jobs and the usage rows, and what is reserved from the jobs that
+aren't final. So nothing drifts, and the statement that ends a job also frees its reservation. The caller holds the
+user's row, so that two requests at once can't both take the last place.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from aijobs.jobs.models import AiJob, QuotaReservation
 from aijobs.jobs.status import CANCELLED, FAILED, OPEN
 
 TOO_MANY_RETRY_AFTER = timedelta(seconds=5)
-"""When to ask again while too many jobs are on their way: nobody knows when one of them ends."""
+"""`Retry-After` while too many jobs are active: when one of them ends is unknown."""
 COUNTED = ("jobs", "tokens", "cost_micros")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What a user may use in a period; 0: any amount."""
+    """What a user may use in a period; 0 is no limit."""
 
     jobs: int = 0
     tokens: int = 0
@@ -40,7 +39,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Limits:
-    """Every limit of a user; 0: none."""
+    """All limits of a user; 0 is no limit."""
 
     active_jobs: int = 0
     day: Quota = Quota()
@@ -58,7 +57,7 @@ class Limits:
 
 
 class UserLimits:
-    """Admits new jobs. Its caller holds the user's row."""
+    """Admits new jobs. The caller holds the user's row."""
 
     def __init__(self, limits: Limits, forecaster: Forecaster) -> None:
         self._limits, self._forecaster = limits, forecaster
@@ -66,10 +65,10 @@ class UserLimits:
     def admit(
         self, session: Session, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]
     ) -> QuotaReservation | None:
-        """The reservation to be written with `job`, where there is one to make.
+        """Return the reservation to write with `job`; None if it needs none.
 
-        `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED where the user has no room for it; an operator's retry is not
-        refused, and counts among what is used.
+        `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED if the user has no room for it. An operator's retry isn't refused,
+        and counts as used.
         """
         need = self._need(job, definition, content)
         if job.trigger_type == "user":
@@ -80,7 +79,7 @@ class UserLimits:
         return QuotaReservation(job_id=job.id, tokens=need.tokens, cost_micros=need.cost_micros)
 
     def _need(self, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]) -> Forecast:
-        """What the job may spend; nothing where an answer is there already, which a retry inherits."""
+        """Return what the job may spend; nothing for a retry that inherits an answer."""
         if not self._limits.reserve or job.output_hash is not None:
             return NOTHING
         return self._forecaster.call(definition, job.credential_mode, content, job.created_at)
@@ -96,7 +95,7 @@ class UserLimits:
             raise ApiError("TOO_MANY_JOBS", details, TOO_MANY_RETRY_AFTER)
 
     def _check_quotas(self, session: Session, job: AiJob, need: Forecast) -> None:
-        """Of several quotas that are used up, the one that lasts longest is told."""
+        """Raise for the exceeded quota with the longest period."""
         periods = self._limits.periods
         if not periods:
             return
@@ -122,7 +121,7 @@ def _exceeded(
         "allowed": allowed,
     }
     if needed > allowed:
-        return ApiError("QUOTA_EXCEEDED", details)  # Waiting helps nobody: it is more than a whole period's.
+        return ApiError("QUOTA_EXCEEDED", details)  # Waiting doesn't help: it needs more than a whole period's quota.
     return ApiError("QUOTA_EXCEEDED", {**details, "resetsAt": iso(resets_at)}, resets_at - at)
 
 
@@ -134,15 +133,15 @@ def _month(at: datetime) -> datetime:
     return _day(at).replace(day=1)
 
 
-# --- what is used: one statement, so that a job which ends meanwhile is seen before its end or after, not between ---
+# --- what is used: one statement, so that a job that ends meanwhile is counted once ---------------------------------
 
 
 _ONE: ColumnElement[Any] = literal(1).label("one")
-"""What the parts, of one row each, are joined by."""
+"""The column that joins the parts, which have one row each."""
 
 
 def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
-    """One row with `{period}_{jobs|tokens|cost_micros}` for each period."""
+    """Build the query for one row with `{period}_{jobs|tokens|cost_micros}` for each period."""
     jobs, spent, promised = _jobs(user_id, starts), _spent(user_id, starts), _promised(user_id)
     columns: list[ColumnElement[Any]] = []
     for name in starts:
@@ -154,12 +153,12 @@ def _used(user_id: str, starts: Mapping[str, datetime]) -> Select[Any]:
 
 
 def _since(column: Any, start: datetime, value: Any) -> ColumnElement[Any]:
-    """The sum of `value` over the rows from `start` on."""
+    """Build the sum of `value` over the rows from `start` on."""
     return func.coalesce(func.sum(case((column >= start, value), else_=0)), 0)
 
 
 def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
-    """The jobs that the user asked for, without those that ended before a provider was asked."""
+    """Count the jobs that the user created, without those that ended before a provider was called."""
     asked = exists().where(AiUsageLog.job_id == AiJob.id)
     return (
         select(_ONE, *(_since(AiJob.created_at, start, 1).label(name) for name, start in starts.items()))
@@ -174,7 +173,7 @@ def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
 
 
 def _spent(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
-    """What calls on the platform's keys came to, as far as it is known; a user's own key is the user's own money."""
+    """Sum the known usage of calls on the platform's keys. A user's own key is the user's own money."""
     at, columns = AiUsageLog.started_at, [_ONE]
     for name, start in starts.items():
         tokens = _since(at, start, AiUsageLog.prompt_tokens) + _since(at, start, AiUsageLog.completion_tokens)
@@ -187,10 +186,9 @@ def _spent(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
 
 
 def _promised(user_id: str) -> Subquery:
-    """What the next call of each job that is open and has no answer yet may come to: its whole reservation.
+    """Sum what the next call of each open job without an answer may cost: its reservation.
 
-    Calls of earlier attempts are spent and don't lessen it, as the next one costs as much again; those of the attempt
-    that is under way do, as it is for them that it was reserved.
+    Calls of earlier attempts don't lessen it, because the next one costs as much again. Calls of the running one do.
     """
     left = (
         select(
@@ -209,7 +207,7 @@ def _promised(user_id: str) -> Subquery:
 
 
 def _now(column: Any) -> ColumnElement[Any]:
-    """The sum over the calls of the attempt that holds the job; 0 while nobody does."""
+    """Build the sum over the calls of the attempt that holds the job; 0 if none does."""
     return (
         select(func.coalesce(func.sum(column), 0))
         .where(AiUsageLog.job_id == AiJob.id, AiUsageLog.attempt_no == AiJob.attempt_no, AiJob.locked_by.is_not(None))

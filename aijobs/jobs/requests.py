@@ -1,4 +1,4 @@
-"""What is asked for when a job is created: its shape, its checks, and the hash that tells two requests apart."""
+"""A request for a job: its shape, its checks, and the hash that distinguishes requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aijobs.settings import KeyRing
 from aijobs.validation import Location, find_schema_faults
 
 UnavailableFor = Callable[[JobDefinition, str, str | None], timedelta | None]
-"""Whether nobody would work now on a job of this definition, credential mode and credential id, and for how long."""
+"""Return how long no provider is available for a job of this definition, credential mode and id; None if one is."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values that replace a definition's defaults, each checked like the default that it replaces."""
+    """Values that replace a definition's defaults. Each is checked like its default."""
 
     priority: int | None = None
     credential_mode: str | None = None
@@ -46,13 +46,13 @@ class CreateJobInput:
 
 
 def can_have_led_to_a_job(request: CreateJobInput) -> bool:
-    """Whether there is a key, and key and user id can be in a job's row. Not every database can look up others."""
+    """Return whether there is a key, and key and user id can be stored. Not every database can look up others."""
     key = request.idempotency_key
     return key is not None and identifier_fault(key) is None and identifier_fault(request.user_id) is None
 
 
 def check_request(request: CreateJobInput) -> None:
-    """`InputInvalid` naming each identifier that can't be one, and each part of the input that can't be stored."""
+    """Raise `InputInvalid` naming each invalid identifier, and each part of the input that can't be stored."""
     named = {"userId": request.user_id, "targetType": request.target_type, "targetId": request.target_id}
     if request.idempotency_key is not None:
         named["Idempotency-Key"] = request.idempotency_key
@@ -66,7 +66,7 @@ def check_request(request: CreateJobInput) -> None:
 
 
 def validated_input(definition: JobDefinition, received: Mapping[str, Any]) -> dict[str, Any]:
-    """The input after its schema; `InputInvalid` naming each field that is wrong."""
+    """Return the input after its schema. `InputInvalid` names each field that is wrong."""
     try:
         model = definition.input.schema.model_validate(dict(received))
     except ValidationError as error:
@@ -93,9 +93,9 @@ class Terms:
 
 
 def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: Any) -> Terms:
-    """The terms for a request; `InputInvalid` naming each override that the definition doesn't allow.
+    """Return the terms for a request. `InputInvalid` names each override that the definition doesn't allow.
 
-    `known_prompt(name, version)` says whether a prompt exists. Whether a credential is the user's is not seen here.
+    `known_prompt(name, version)` returns whether a prompt exists. The owner of a credential isn't checked here.
     """
     faults = []
     priority = definition.queue.default_priority if overrides.priority is None else overrides.priority
@@ -122,9 +122,9 @@ def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: A
 
 
 def request_hash(request: CreateJobInput, keys: KeyRing, key_id: str | None = None) -> str | None:
-    """`{key id}:{HMAC-SHA-256}` over the request as received: input, target and overrides.
+    """Return `{key id}:{HMAC-SHA-256}` over the request as received: input, target and overrides.
 
-    With a `key_id` that is no longer in the ring there is none, and the request counts as another one.
+    None if `key_id` is no longer in the ring: then the request counts as a different one.
     """
     if key_id is None:
         key_id = keys.current[0]
@@ -144,7 +144,7 @@ def _received(request: CreateJobInput) -> dict[str, Any]:
 
 
 def is_same_request(request: CreateJobInput, stored_hash: str | None, keys: KeyRing) -> bool:
-    """Whether `request` is the one whose hash was stored. One that can't be stored has no hash, and is another."""
+    """Return whether `request` is the one whose hash was stored. A request that can't be stored never is."""
     if stored_hash is None or any(find_faults(_received(request))):
         return False
     again = request_hash(request, keys, stored_hash.partition(":")[0])

@@ -1,4 +1,4 @@
-"""The input of a job, frozen, and its clean-up once nobody needs it."""
+"""The frozen input of a job, and its deletion after its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aijobs.screening.redaction import VERSION, Redacted, redact
 
 
 class SnapshotBuilder:
-    """Makes snapshots; how long they are kept counts from their making."""
+    """Builds snapshots. Their time counts from now."""
 
     def __init__(self, clock: Clock, keep: timedelta) -> None:
         self._clock, self._keep = clock, keep
@@ -26,10 +26,10 @@ class SnapshotBuilder:
     def build(
         self, session: Session, job_id: str, schema_version: str, content: Mapping[str, Any] | Redacted
     ) -> AiJobSnapshot:
-        """The snapshot of a new job, to be added in the transaction that creates it.
+        """Return the snapshot of a new job, to be added in the transaction that creates it.
 
-        What isn't redacted yet is here, before it is hashed: nothing else of a job's input is ever stored. Whoever has
-        much of it redacts it before the transaction begins.
+        Content that isn't redacted is redacted first: only redacted input is stored or hashed. Redact long content
+        before the transaction begins.
         """
         redacted = content if isinstance(content, Redacted) else redact(content)
         written = canonical_bytes(redacted.content)
@@ -53,27 +53,27 @@ _CONTENT = select(AiJobSnapshot.content).where(AiJobSnapshot.job_id == bindparam
 
 
 def read_snapshot(session: Session, job_id: str) -> AiJobSnapshot | None:
-    """The snapshot of a job with its content, or None where it has expired."""
+    """Return the snapshot of a job with its content; None if it has expired."""
     return session.execute(_WHOLE, {"job_id": job_id}).scalar()
 
 
 def read_content(session: Session, job_id: str) -> Mapping[str, Any] | None:
-    """A job's input alone, or None where its snapshot has expired."""
+    """Return a job's input; None if its snapshot has expired."""
     content: Mapping[str, Any] | None = read_rows(session, _CONTENT, {"job_id": job_id}).scalar()
     return content
 
 
 def redacted_content(snapshot: AiJobSnapshot) -> Redacted:
-    """A snapshot's content for another job: as it is where today's rules made it, with what they counted then."""
+    """Return a snapshot's content for another job, redacted again if today's rules are newer."""
     if snapshot.redaction_version == VERSION:
         return Redacted(snapshot.content, snapshot.redaction_counts, VERSION)
     return redact(snapshot.content)
 
 
 def delete_expired(session: Session, clock: Clock, limit: int) -> int:
-    """Delete up to `limit` expired snapshots of jobs that are final; how many went.
+    """Delete up to `limit` expired snapshots of final jobs, and return their number.
 
-    A job that isn't final keeps its input however long it waits.
+    A job that isn't final keeps its input for as long as it waits.
     """
     ids = list(
         session.execute(

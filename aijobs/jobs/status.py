@@ -1,4 +1,4 @@
-"""The five states, the moves between them, and the words that are derived from them."""
+"""The five states, the transitions between them, and the phases that are derived from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRANSITIONS = {
     FAILED: frozenset[str](),
     CANCELLED: frozenset[str](),
 }
-"""What each state may become; everything else is refused, also by the WHERE of each UPDATE."""
+"""The allowed transitions. The WHERE of each UPDATE refuses all others."""
 
 STATUS_TO_LIFECYCLE = {
     "pending": QUEUED,
@@ -32,13 +32,13 @@ STATUS_TO_LIFECYCLE = {
     "cancelled": CANCELLED,
     "cancel_requested": CANCELLED,
 }
-"""The legacy names that `ai_jobs.status` shadows, and what each stands for."""
+"""The legacy names in `ai_jobs.status`, and the state of each."""
 
 PHASES = ("created", "queued", "running", "retrying", "cancel_requested", SUCCEEDED, FAILED, CANCELLED)
 
 
 class HasPhase(Protocol):
-    """What a phase is derived from."""
+    """The columns that a phase is derived from."""
 
     lifecycle_status: str
     locked_by: str | None
@@ -46,10 +46,9 @@ class HasPhase(Protocol):
 
 
 def phase(job: HasPhase, published: bool) -> str:
-    """The finer word for where a job is: one of `PHASES`, never stored.
+    """Return the job's phase, one of `PHASES`. It is never stored.
 
-    `published` says whether the job's first enqueue event reached the broker by the dispatcher's word, or the job
-    was locked without it: until then a queued job is `created`.
+    `published`: the job's first enqueue event is marked published. Until then a queued job is `created`.
     """
     if job.lifecycle_status in FINAL:
         return job.lifecycle_status

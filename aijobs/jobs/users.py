@@ -1,4 +1,4 @@
-"""The first row of the lock order: a user's own, which whoever counts what the user has holds until the commit."""
+"""Per-user row lock. Take it first and hold it until commit while counting limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aijobs.jobs.models import QuotaUsage
 
 
 def ensure_user_row(database: Database, clock: Clock, user_id: str) -> None:
-    """Make the user's row in a transaction of its own: made and locked in one, two creators would deadlock."""
+    """Insert the user's row in a transaction of its own: two creators that insert and lock it in one would deadlock."""
     with database.read() as session:
         if session.get(QuotaUsage, user_id) is not None:
             return
@@ -23,5 +23,5 @@ def ensure_user_row(database: Database, clock: Clock, user_id: str) -> None:
 
 
 def lock_user_row(session: Session, user_id: str) -> None:
-    """Hold the user's row until the end of this transaction; wait for whoever holds it."""
+    """Lock the user's row until the end of this transaction, waiting for another that holds it."""
     session.execute(select(QuotaUsage.user_id).where(QuotaUsage.user_id == user_id).with_for_update()).scalar()

@@ -11,12 +11,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import DatabaseClock
@@ -318,12 +319,21 @@ class Station:
     def close(self) -> None:
         """Stop web, consumers and broker, in this order; by force where a second signal says so."""
         self._stop_children()
+        self._close_database()
         if self._broker is not None:
             self._broker.stop()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         self._lock.release()
+
+    def _close_database(self) -> None:
+        """Open and close the SQLite file last. If two processes close it at once, neither merges `-wal` into it."""
+        engine = build_engine(self._settings.database_url)
+        if engine.dialect.name == "sqlite":
+            with suppress(SQLAlchemyError):  # The next process that closes the file merges it.
+                engine.connect().close()
+        engine.dispose()
 
     def _stop_children(self) -> None:
         self._web.stop(lambda: self._stop.hurried)

@@ -1,4 +1,4 @@
-"""Dedupe keys: one per event that may exist, spelled so that no two different things meet."""
+"""Dedupe keys: one per event, escaped so that different events never share one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_LENGTH = 700
 
 
 class KeyedJob(Protocol):
-    """What a job's dedupe keys are made of."""
+    """The fields that a job's dedupe keys are made of."""
 
     id: str
     job_type: str
@@ -32,9 +32,9 @@ def _escaped(part: str) -> str:
 
 
 def enqueue_key(job: KeyedJob, attempt: int) -> str:
-    """`{jobType}:{userId}:{k=idempotencyKey or j=jobId}:{attempt}`, each part escaped.
+    """Return `{jobType}:{userId}:{k=idempotencyKey or j=jobId}:{attempt}`, each part escaped.
 
-    `attempt` is the number that the event asks for. A key of over 700 characters is `sha256:` and its digest.
+    `attempt` is the one that the event asks for. A key of over 700 characters becomes `sha256:` and its digest.
     """
     name = f"j={job.id}" if job.idempotency_key is None else f"k={job.idempotency_key}"
     key = ":".join((_escaped(job.job_type), _escaped(job.user_id), _escaped(name), str(attempt)))
@@ -42,5 +42,5 @@ def enqueue_key(job: KeyedJob, attempt: int) -> str:
 
 
 def end_key(event_type: str, job_id: str) -> str:
-    """`{eventType}:{jobId}`: a job ends once."""
+    """Return `{eventType}:{jobId}`: a job ends once."""
     return f"{event_type}:{job_id}"

@@ -1,4 +1,4 @@
-"""The promise: an event written in the transaction of what it speaks of."""
+"""The outbox: events written in the transaction of the change that they announce."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGGREGATE = "AiJob"
 
 
 class OutboxEvent(Base):
-    """One event and how far it got. Claimed by compare-and-set, handed over, then marked."""
+    """One event and its state. Claimed by compare-and-set, sent, then marked published."""
 
     __tablename__ = "outbox_events"
 
@@ -39,7 +39,7 @@ class OutboxEvent(Base):
     dedupe_key: Mapped[str] = mapped_column(Key(700), unique=True)
     payload: Mapped[Any] = mapped_column(Json, nullable=False)
     queue_name: Mapped[str | None] = mapped_column(Key(32))
-    """The queue of an enqueue event, repeated from its payload so that a paused queue's events can be left out."""
+    """The queue of an enqueue event, copied from its payload so that a paused queue's events can be left out."""
     status: Mapped[str] = mapped_column(Key(16))
     attempt_count: Mapped[int] = mapped_column(SmallInteger, default=0)
     available_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -63,7 +63,7 @@ class OutboxEvent(Base):
 
 
 class QueuePause(Base):
-    """A queue that takes no new job, why, and by whom it was paused. `lock_job` and the dispatcher read it."""
+    """A paused queue: no job of it is locked or dispatched."""
 
     __tablename__ = "queue_pauses"
 

@@ -1,4 +1,4 @@
-"""Rows of the outbox: written in the transaction of what they speak of, claimed and marked by compare-and-set."""
+"""Rows of the outbox: written in the transaction of their change, claimed and marked by compare-and-set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, 
 from aijobs.settings import KeyRing
 
 MAX_ATTEMPTS = 3
-"""Claims that an event may use up; a broker that can't be reached uses none."""
+"""Maximum claims of an event. A broker that can't be reached uses none."""
 RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 """The wait after the first and the second failure."""
 
@@ -36,12 +36,12 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 EVENT_PAUSED: ColumnElement[bool] = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
 """The event's queue is paused. An event without a queue never is."""
 SEEN_EVENT = (OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
-"""The columns of a `SeenEvent`, for a query of something else too."""
+"""The columns of a `SeenEvent`, for queries that read other columns too."""
 _BY_KEY = select(*SEEN_EVENT).where(OutboxEvent.dedupe_key == bindparam("key"))
 
 
 class SeenEvent(NamedTuple):
-    """An enqueue event as far as a lock needs it; all None where an outer join found none."""
+    """What a lock needs of an enqueue event. All None if an outer join found none."""
 
     id: str | None
     status: str | None
@@ -49,7 +49,7 @@ class SeenEvent(NamedTuple):
 
 
 def outgoing(event: OutboxEvent, job: EnqueuedJob) -> OutgoingMessage:
-    """The broker message of an enqueue event: the same bytes each time, whoever sends it."""
+    """Return the broker message of an enqueue event: the same bytes each time."""
     return OutgoingMessage(
         event_id=event.id,
         queue_name=job.queue_name,
@@ -81,7 +81,7 @@ class OutboxRepository:
         available_at: datetime | ColumnElement[datetime] | None = None,
         queue_name: str | None = None,
     ) -> OutboxEvent:
-        """Add an event; one whose dedupe key is there already is returned instead, and the transaction goes on."""
+        """Add an event, or return the one that has its dedupe key."""
         self._insert(
             session,
             event_type,
@@ -97,7 +97,7 @@ class OutboxRepository:
     def ask(
         self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
     ) -> None:
-        """Ask for the job's next attempt, at `available_at` (now)."""
+        """Add the event that asks for the job's next attempt, due at `available_at` (now)."""
         self._insert(
             session,
             ENQUEUE,
@@ -112,13 +112,13 @@ class OutboxRepository:
     def add_enqueue(
         self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
     ) -> OutboxEvent:
-        """The same, for who needs the event."""
+        """Do the same, and return the event."""
         self.ask(session, job, available_at)
         key = enqueue_key(job, job.attempt_no + 1)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar_one()
 
     def add_end(self, session: Session, job: LoggedJob) -> None:
-        """Tell that the job ended; born published, as nobody subscribes yet."""
+        """Add the job's end event, published at once: nothing subscribes yet."""
         event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
         key = end_key(event_type, job.id)
@@ -150,7 +150,7 @@ class OutboxRepository:
     def find_asking(
         self, session: Session, job: EnqueuedJob, attempt: int, seen: SeenEvent | None = None
     ) -> SeenEvent | None:
-        """The event that asks for the job's `attempt`, None where there is none; `seen`, where that is it."""
+        """Return the event that asks for the job's `attempt`, which may be `seen`; None if there is none."""
         key = enqueue_key(job, attempt)
         if seen is not None and seen.dedupe_key == key:
             return seen
@@ -160,11 +160,10 @@ class OutboxRepository:
     def mark_asking_published(
         self, session: Session, job: EnqueuedJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
     ) -> str | None:
-        """Mark the event that asks for `attempt` published: `at` its beginning, or with no time if nobody waits for it
-        any more.
+        """Mark the event that asks for `attempt` published at `at`, and return its id; None if there is no such event.
 
-        Returns its id, None where there is no such event. Looked at first, where it isn't `seen`: if the job waited for
-        more than a moment it is marked already, and an UPDATE is dearer.
+        `at` is None if the message isn't needed any more. `seen` spares a read. An event that is marked already is left
+        alone, because an UPDATE costs more than a read.
         """
         event = self.find_asking(session, job, attempt, seen)
         if event is None:
@@ -183,11 +182,10 @@ class OutboxRepository:
     def find_dispatchable(
         self, session: Session, limit: int, *, tried: bool, skip: int = 0, without: Collection[str] = ()
     ) -> list[str]:
-        """Ids of due pending events, oldest first, without the first `skip` and those of the queues `without`; `tried`
-        ones have used up an attempt, the others none.
+        """Return ids of due pending events, oldest first, without the first `skip` and those of the queues `without`.
 
-        Chosen by state alone and never by the last id seen, as transactions commit out of order. Enqueue events of
-        a paused queue stay where they are.
+        `tried` selects those that have used an attempt, otherwise those that have used none. Events are chosen by state
+        and never by the last id seen, because transactions commit out of order. Events of a paused queue are left out.
         """
         wanted = [OutboxEvent.attempt_count > 0 if tried else OutboxEvent.attempt_count == 0]
         if without:
@@ -202,14 +200,13 @@ class OutboxRepository:
         return list(found.scalars())
 
     def claim(self, session: Session, event_ids: Collection[str], holder: str) -> list[OutboxEvent]:
-        """Take those of the events that are still dispatchable, under a `holder` that is used for this claim alone.
+        """Claim those of the events that are still dispatchable. `holder` is used for this claim alone.
 
-        A claim counts as an attempt, so that an event that kills its dispatcher doesn't do so for ever.
+        A claim counts as an attempt, so that an event can't kill dispatchers for ever.
         """
-        # Looked at again: another dispatcher may have failed at one meanwhile, and put it back for later; or somebody
-        # paused its queue. Locked first, passing over what another dispatcher is just claiming: no waiting, no
-        # deadlock. SQLite has one writer and ignores it. MariaDB, left alone, walks a small table by another index and
-        # locks all of it.
+        # Check the state again: meanwhile another dispatcher may have put an event back, or its queue was paused. Skip
+        # rows that another dispatcher is claiming: no waiting, no deadlock. SQLite has one writer and ignores this.
+        # Without the hint MariaDB walks a small table by another index, and locks all of it.
         free = session.execute(
             select(OutboxEvent.id)
             .with_hint(OutboxEvent, "FORCE INDEX (PRIMARY)", "mysql")
@@ -237,14 +234,14 @@ class OutboxRepository:
         return list(claimed.scalars())
 
     def enqueue_event(self, session: Session, job: EnqueuedJob) -> OutboxEvent | None:
-        """The event that asks for the job's next attempt, or None where there is none."""
+        """Return the event that asks for the job's next attempt; None if there is none."""
         key = enqueue_key(job, job.attempt_no + 1)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar()
 
     def find_expired_claims(
         self, session: Session, ttl: timedelta, limit: int, after: tuple[datetime, str] | None = None
     ) -> list[OutboxEvent]:
-        """Claims older than `ttl`, oldest first. `after` is (`locked_at`, id) of the last one of the page before."""
+        """Return claims older than `ttl`, oldest first. `after`: (`locked_at`, id) of the page before's last one."""
         query = select(OutboxEvent).where(
             OutboxEvent.status == PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
         )
@@ -260,16 +257,16 @@ class OutboxRepository:
     def mark_published(
         self, session: Session, event_ids: Collection[str], holder: str, *, sent: bool, last_error: str | None = None
     ) -> int:
-        """Mark claimed events published; the number that were still held. `sent`: they went to the broker."""
+        """Mark claimed events published, and return how many were still claimed. `sent`: they went to the broker."""
         values: dict[str, Any] = {"status": PUBLISHED, "published_at": self._clock.now(), "last_error": last_error}
         if sent:
             values["last_sent_at"] = self._clock.now()
         return self._mark(session, event_ids, holder, values)
 
     def mark_failed(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
-        """Put a claimed event that failed back for later; only where it has attempts left.
+        """Put a claimed event that failed back for later. It must have attempts left.
 
-        It is sent under today's key and version then: what was wrong may have been a key that is gone.
+        It gets today's key and version, because it may have failed for a key that is gone.
         """
         wait = RETRY_AFTER[min(event.attempt_count, len(RETRY_AFTER)) - 1]
         values = {
@@ -281,7 +278,7 @@ class OutboxRepository:
         return self._mark(session, [event.id], holder, values)
 
     def sign_anew(self, session: Session, event: OutboxEvent) -> None:
-        """Give a published event that can't be sent any more today's key and version."""
+        """Give today's key and version to a published event that can't be sent any more."""
         change_rows(
             session,
             update(OutboxEvent)
@@ -293,11 +290,11 @@ class OutboxRepository:
         return {"message_version": MESSAGE_VERSION, "message_key_id": self._key_id}
 
     def mark_dead(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
-        """End a claimed event whose attempts are used up."""
+        """End a claimed event that has no attempts left."""
         return self._mark(session, [event.id], holder, {"status": DEAD, "last_error": error[:300]})
 
     def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
-        """Put claimed events back at once; not `counted`: the attempt is given back too."""
+        """Put claimed events back at once. Unless `counted`, the attempt doesn't count."""
         values: dict[str, Any] = {"status": PENDING}
         if not counted:
             values["attempt_count"] = OutboxEvent.attempt_count - 1
@@ -312,7 +309,7 @@ class OutboxRepository:
         )
 
     def count_redrive(self, session: Session, event: OutboxEvent) -> bool:
-        """Note that a published event is sent again; False where another did so since it was read."""
+        """Record that a published event is sent again. False if another process did so since it was read."""
         changed = change_rows(
             session,
             update(OutboxEvent)
@@ -326,7 +323,7 @@ class OutboxRepository:
         return changed == 1
 
     def requeue_dead(self, session: Session, event_id: str) -> bool:
-        """Make a dead event pending again with no attempt used; False where it isn't dead."""
+        """Make a dead event pending again with no attempt used. False if it isn't dead."""
         changed = change_rows(
             session,
             update(OutboxEvent)

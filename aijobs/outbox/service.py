@@ -1,4 +1,4 @@
-"""What an operator may do to the outbox."""
+"""Operators' actions on the outbox."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aijobs.outbox.repository import OutboxRepository
 
 
 class OutboxService:
-    """Opens the transactions that operators' actions on events need."""
+    """Runs operators' actions on events in transactions."""
 
     def __init__(self, database: Database, repository: OutboxRepository) -> None:
         self._database, self._repository = database, repository
 
     def requeue(self, event_id: str) -> OutboxEvent:
-        """Send a dead end event again: pending, with no attempt used.
+        """Make a dead end event pending again, with no attempt used.
 
-        `NOT_FOUND` for no such event; `JOB_NOT_RETRYABLE` (409) for an enqueue event, whose job has ended and is
-        retried instead, and for an event that isn't dead.
+        `NOT_FOUND` if there is no such event. `JOB_NOT_RETRYABLE` (409) for an event that isn't dead, and for an
+        enqueue event: its job has ended and can be retried instead.
         """
 
         def requeued(session: Session) -> OutboxEvent:

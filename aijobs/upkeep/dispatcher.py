@@ -1,4 +1,4 @@
-"""Moves due outbox events to where they go: claim first, then send, then mark.
+"""Dispatch due outbox events: claim, send, mark published.
 
 Any number of dispatchers may run at once: every step is a compare-and-set, and a mark names the claim it belongs to.
 """
@@ -34,31 +34,30 @@ logger = get_logger(__name__)
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
 NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
 FRESH_S, TRIED_S = 4.0, 1.0
-"""How long a cycle takes up fresh events, and those that were tried before. Where jobs come as fast as they go, fresh
-ones never end: the others would starve, and the cycle would neither be put on record nor end within the ten seconds
-that a process that stops waits for it."""
+"""How long a cycle dispatches fresh events, and those that were tried before. Fresh ones may come without an end: the
+others would starve, and the cycle would never end or be recorded. A process that stops waits ten seconds for it."""
 
 
 class Broker(Protocol):
-    """What the passes need of the broker. `send` and `find_missing` raise `BrokerUnavailable` if it is away, or if it
-    refuses a queue: callers ask for one queue at a time, to know which.
+    """What the passes need of the broker. `send` and `find_missing` raise `BrokerUnavailable` if it is away or refuses
+    a queue. Callers pass one queue at a time, so they know which.
     """
 
     def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
-        """Add messages that are not there yet; what went wrong with single ones, by event id."""
+        """Add the messages that the broker doesn't hold. Return the errors of single messages by event id."""
         ...
 
     def find_missing(self, messages: Sequence[OutgoingMessage]) -> set[str]:
-        """The event ids of those messages that the broker does not hold."""
+        """Return the event ids of the messages that the broker doesn't hold."""
         ...
 
     def remove(self, message: OutgoingMessage) -> bool:
-        """Take a waiting message out; whether it was there. A courtesy that doesn't raise."""
+        """Remove a waiting message. Return whether it was there. Best effort; doesn't raise."""
         ...
 
 
 class OutboxDispatcher:
-    """One dispatcher of one process; `instance_id` goes into the claims it makes."""
+    """One dispatcher of one process. Its claims name `instance_id`."""
 
     def __init__(
         self,
@@ -81,11 +80,11 @@ class OutboxDispatcher:
         self._queues: dict[str, _Queue] = {}
 
     def cycle(self) -> int:
-        """Dispatch what is due until nothing is left, or for some seconds; how many events were handled.
+        """Dispatch due events until none is left, for some seconds at most. Return the number of handled events.
 
-        Fresh events go in batches. One that has used up an attempt goes alone, so that an event which kills its
-        dispatcher takes no other with it. While the broker is away, cycles do nothing until the wait is over; while it
-        refuses one queue, the events of that queue wait and the others are sent.
+        Fresh events go in batches. An event that has used an attempt goes alone, so that one that kills its dispatcher
+        takes no other with it. While the broker is away, cycles do nothing until the backoff is over. While it refuses
+        one queue, the events of that queue wait and the others are sent.
         """
         if not self._backoff.is_over:
             return 0
@@ -99,7 +98,7 @@ class OutboxDispatcher:
         return handled
 
     def release_expired_claims(self) -> int:
-        """Put claims whose dispatcher died back, or end those whose attempts are used up; how many."""
+        """Put back the claims of dead dispatchers, or end events with no attempts left. Return their number."""
         released = 0
         after: tuple[datetime, str] | None = None
         while True:
@@ -114,11 +113,10 @@ class OutboxDispatcher:
     # --- one claim ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, seconds: float, *, tried: bool) -> Iterator[int]:
-        """Lease and deliver due events until none is left or the time is up; how many, of each claim that got any.
+        """Claim and deliver due events until none is left or the time is up. Yield the number of each claim.
 
-        A page that another dispatcher is just claiming is passed over, and what then moves up into its place: one that
-        stands still in the middle of its claim holds up none of those behind. To look for tried events reads all of a
-        backlog, and so it is done once a page.
+        A page that another dispatcher is claiming is skipped, so that one that stands still in its claim delays no
+        event behind it. Finding tried events reads the whole backlog, so it is done once a page.
         """
         until = time.monotonic() + seconds
         passed = 0
@@ -136,7 +134,7 @@ class OutboxDispatcher:
                     yield count
                 if time.monotonic() >= until:
                     return
-                if self._refused_queues() != refused:  # The rest of the page may be of a queue that is refused.
+                if self._refused_queues() != refused:  # The rest of the page may be of the refused queue.
                     passed = 0
                     break
 
@@ -144,7 +142,7 @@ class OutboxDispatcher:
         return [name for name, queue in self._queues.items() if not queue.backoff.is_over]
 
     def _claim_and_deliver(self, event_ids: Sequence[str]) -> int:
-        """Those of the events that are still to be had, and whose queue isn't refused; how many."""
+        """Claim and deliver the events that are still free. Return the number that was delivered."""
         holder = f"{self._instance_id}/{secrets.token_hex(8)}"
         events = self._database.write(lambda s: self._outbox.claim(s, event_ids, holder))
         if not events:
@@ -155,7 +153,7 @@ class OutboxDispatcher:
         return len(events) - self._deliver(events, jobs, holder)
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
-        """How many were given back, as the broker refuses their queue."""
+        """Deliver claimed events. Return the number put back because the broker refuses their queue."""
         enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]
         unknown = [e for e in events if e.event_type not in (ENQUEUE, *END_EVENTS.values())]
         rest = [e for e in events if e not in enqueues and e not in unknown]
@@ -166,7 +164,7 @@ class OutboxDispatcher:
         return self._send(enqueues, jobs, holder)
 
     def _send(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
-        """Each queue's events in a sending of their own; how many were given back."""
+        """Send the events of each queue apart. Return the number that was put back."""
         waiting: dict[str, list[OutboxEvent]] = {}
         for event in events:
             waiting.setdefault(jobs[event.aggregate_id].queue_name, []).append(event)
@@ -176,7 +174,7 @@ class OutboxDispatcher:
             try:
                 self._send_to(queue_name, of_queue, jobs, holder)
             except BrokerUnavailable as error:
-                # Not the events' failure: the claim and its count are given back, and the queue or the cycle waits.
+                # No failure of the events: put them back uncounted. The queue or the cycle waits.
                 refused = error.state == REFUSED
                 ids = [e.id for each in ([of_queue] if refused else [of_queue, *waiting.values()]) for e in each]
                 self._give_back(ids, holder)
@@ -218,7 +216,7 @@ class OutboxDispatcher:
             logger.warning("outbox.unknown_event_type", eventType=event.event_type, **_fields(event))
 
     def _alone(self, event: OutboxEvent, action: Callable[[], int]) -> int:
-        """Do something about one event; what goes wrong with it stops no other, and its claim runs out."""
+        """Handle one event. An error stops no other event; its claim expires."""
         try:
             return action()
         except Exception as error:
@@ -234,7 +232,7 @@ class OutboxDispatcher:
         logger.warning("outbox.dispatch_failed", **fault(error), attempts=event.attempt_count, **_fields(event, job))
         return changed
 
-    # --- claims that nobody came back for ------------------------------------------------------------------------
+    # --- expired claims ------------------------------------------------------------------------------------------
 
     def _release(self, event: OutboxEvent) -> int:
         holder = event.locked_by or ""
@@ -243,17 +241,17 @@ class OutboxDispatcher:
         return self._bury(event, holder, "DISPATCH_FAILED: dispatcher lost")
 
     def _bury(self, event: OutboxEvent, holder: str, reason: str) -> int:
-        """End an event, and in the same transaction the job that waits for it, so that no job is stranded.
+        """End an event and the job that waits for it in one transaction, so that no job waits for ever.
 
-        A job that no longer waits for this event is left alone, and the event is published instead. Where the claim
-        is over, another dispatcher has the event, and its job is left alone too.
+        If no job waits for it any more, the event is marked published instead. If the claim is over, another dispatcher
+        has the event, and the job is left alone.
         """
 
         def bury(session: Session) -> int:
             if event.event_type == ENQUEUE and not self._give_up_job(session, event, reason):
                 return self._outbox.mark_published(session, [event.id], holder, sent=False, last_error=reason)
             if not self._outbox.mark_dead(session, event, holder, reason):
-                raise _ClaimOver  # After the job, whose row is always locked first: the rollback revives it.
+                raise _ClaimOver  # The job's row is always locked first; the rollback restores it.
             return 1
 
         try:
@@ -262,7 +260,7 @@ class OutboxDispatcher:
             return 0
 
     def _give_up_job(self, session: Session, event: OutboxEvent, reason: str) -> bool:
-        """Fail the job that waits for this event; False where none does any more."""
+        """Fail the job that waits for this event. False if none does."""
         job = session.get(AiJob, event.aggregate_id)
         if job is None or enqueue_key(job, job.attempt_no + 1) != event.dedupe_key:
             return False
@@ -275,7 +273,7 @@ class OutboxDispatcher:
 
 
 class _ClaimOver(Exception):
-    """The claim under which an event was to be ended is held no more."""
+    """Another dispatcher has the event."""
 
 
 class Backoff:
@@ -291,17 +289,17 @@ class Backoff:
         return time.monotonic() >= self._until
 
     def lengthen(self) -> None:
-        """Wait, longer than the last time."""
+        """Wait longer than the last time."""
         self._wait_s = min(self._longest_s, self._wait_s * 2 or self._first_s)
         self._until = time.monotonic() + self._wait_s
 
     def reset(self) -> None:
-        """Wait no more."""
+        """End the wait."""
         self._wait_s = self._until = 0.0
 
 
 class _Queue:
-    """A queue that the broker refuses: when to try it again, and what is said meanwhile."""
+    """A queue that the broker refuses: its backoff and its log of the outage."""
 
     def __init__(self, name: str) -> None:
         self.backoff = Backoff()
@@ -313,10 +311,10 @@ class _Queue:
 
 
 def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
-    """A creator's own sending after its commit: it marks nothing and never raises.
+    """Return a function that sends a new job's message right after the commit. It marks nothing and never raises.
 
-    After an error the process sends nothing for `silence_s`, so that a dead broker doesn't slow creation down; the
-    dispatcher sends what was missed. If the broker refuses one queue, only that queue's messages are left.
+    After an error the process sends nothing for `silence_s`, so that a dead broker doesn't slow creation; the
+    dispatcher sends what was missed. If the broker refuses one queue, only that queue is left out.
     """
     outage = Outage(logger, "handover.broker")
     silent_until: dict[str | None, float] = {}
@@ -327,7 +325,7 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
         try:
             failures = broker.send([message])
         except Exception as error:
-            # Whatever it is: the job is committed, its creator has its answer, and the dispatcher sends it.
+            # Any error: the job is committed, and the dispatcher sends its message.
             alone = isinstance(error, BrokerUnavailable) and error.state == REFUSED
             silent_until[message.queue_name if alone else None] = time.monotonic() + silence_s
             if isinstance(error, BrokerUnavailable):

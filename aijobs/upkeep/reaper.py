@@ -1,4 +1,4 @@
-"""Finds leases that ran out, and leases whose holders are known to be gone, and gives their jobs a next attempt."""
+"""The reaper: find expired leases and leases of dead processes, and give their jobs a next attempt."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from aijobs.logs import fault, get_logger, job_fields
 logger = get_logger(__name__)
 
 BATCH = 25
-"""Leases that are taken in one transaction."""
+"""Leases taken in one transaction."""
 REST = 1.0
-"""Of the time that a batch takes, on SQLite: the others are to write, and the jobs to go on."""
+"""The rest after a batch on SQLite, as a part of the batch's time, so that others can write."""
 
 Taken = list[tuple[AiJob, AiJob]]
-"""Jobs as they were found and as they are after."""
+"""Jobs before and after."""
 
 
 class LockReaper:
-    """Takes lost leases away, a batch a transaction.
+    """Takes lost leases, a batch a transaction.
 
-    A lease that can't be taken stops no other: one that was renewed meanwhile, or whose row another transaction has, is
-    passed over; if anything else goes wrong with a batch, each of its leases is taken alone.
+    A lease that can't be taken stops no other. One that was renewed, or whose row another transaction has locked, is
+    skipped. After any other error each lease of the batch is taken alone.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class LockReaper:
         self._steps = Steps(database, rest=REST, progress=progress)
 
     def reap(self) -> int:
-        """Take every lease that was not renewed for lease and grace; how many were taken."""
+        """Take every lease that was not renewed for lease and grace. Return their number."""
         return sum(self._take(batch, at_once=False) for batch in self._expired())
 
     def give_back_dead(self, observer: InstanceId) -> int:
-        """Take at once what dead processes of the observer's own host held; how many leases were taken."""
+        """Take at once the leases of dead processes on the observer's host. Return their number."""
         return sum(self._take(batch, at_once=True) for batch in self._held_by_dead(observer))
 
     # --- finding -----------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class LockReaper:
             after = (last.lock_until, last.id)
 
     def _held_by_dead(self, observer: InstanceId) -> Iterator[Sequence[AiJob]]:
-        """Batches of leases of one dead process each. Those of a process that may live are stepped over all at once."""
+        """Yield batches of leases of one dead process each. Those of a process that may live are skipped at once."""
         after = observer.host_prefix
         while page := self._held_on(observer, after):
             instance = lease_of(page[0]).instance
@@ -76,13 +76,13 @@ class LockReaper:
                 yield batch
                 after = lease_of(batch[-1]).token
             else:
-                after = f"{instance}/~"  # Behind each of its tokens, whose other part is hexadecimal.
+                after = f"{instance}/~"  # After all its tokens, whose second part is hexadecimal.
 
     def _held_on(self, observer: InstanceId, after: str) -> Sequence[AiJob]:
-        """The next leases of processes of the observer's host, in the order of their tokens."""
+        """Return the next leases of processes on the observer's host, in the order of their tokens."""
         first = observer.host_prefix
         last = first[:-1] + chr(ord(first[-1]) + 1)
-        # Who has a holder is running; to say so would lead SQLite to all that run.
+        # A held job is running. With that condition SQLite would choose the index of all running jobs.
         query = select(AiJob).where(AiJob.locked_by > after, AiJob.locked_by < last)
         with self._database.read() as session:
             return session.execute(query.order_by(AiJob.locked_by).limit(self._page)).scalars().all()
@@ -101,7 +101,7 @@ class LockReaper:
                     taken.append((job, self._expire(job, session, at_once=at_once)))
                 except LifecycleError as refused:
                     if at_once and isinstance(refused, JobLockConflict):
-                        busy.append(job)  # The server may not have learned yet that its holder is gone.
+                        busy.append(job)  # The server may not know yet that the holder is gone.
                     else:
                         _pass_over(job, refused)
             return taken
@@ -113,10 +113,10 @@ class LockReaper:
 
         try:
             self._steps.write(take, confirm)
-        except Exception:  # Each lease is tried alone, and a failure is logged there.
+        except Exception:  # Take each lease alone, which logs failures.
             return sum(self._take_alone(job, at_once=at_once) for job in jobs)
         for job, after in taken:
-            _tell(job, after)
+            _log(job, after)
         return len(taken) + sum(self._take_alone(job, at_once=True) for job in busy)
 
     def _take_alone(self, job: AiJob, *, at_once: bool) -> int:
@@ -128,7 +128,7 @@ class LockReaper:
         except Exception as error:
             logger.error("reaper.failed", **fault(error), **job_fields(job))
             return 0
-        _tell(job, after)
+        _log(job, after)
         return 1
 
     def _expire(self, job: AiJob, session: Session | None, *, at_once: bool) -> AiJob:
@@ -138,11 +138,11 @@ class LockReaper:
 
 
 def _pass_over(job: AiJob, refused: LifecycleError) -> None:
-    """A beat, the holder or another reaper came first: exactly what the compare-and-set is for."""
+    """A renewal, the holder or another reaper came first, which is what the compare-and-set is for."""
     logger.debug("reaper.passed_over", holder=lease_of(job).instance, why=type(refused).__name__, **job_fields(job))
 
 
-def _tell(job: AiJob, after: AiJob) -> None:
+def _log(job: AiJob, after: AiJob) -> None:
     logger.warning(
         "job.lease_lost",
         holder=lease_of(job).instance,

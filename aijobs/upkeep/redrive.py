@@ -1,6 +1,6 @@
-"""Finds jobs that wait for a worker while the broker no longer holds their message, and sends it again.
+"""Re-drive: find jobs that wait for a worker and whose message the broker has lost, and send it again.
 
-Proof is membership, not age: a long but healthy backlog gets no second messages.
+The proof is that the broker lacks the message, not its age: a long but healthy backlog gets no second messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 
 
 class _Sent(NamedTuple):
-    """An event that went out, its job, and the message that the broker is to hold."""
+    """A published event, its job, and the message that the broker must hold."""
 
     event: OutboxEvent
     job: AiJob
@@ -38,7 +38,7 @@ class _Sent(NamedTuple):
 
 
 class Redrive:
-    """Looks for lost messages, page by page. Sending twice is harmless, so any number may run at once."""
+    """Finds lost messages, page by page. A second message is harmless, so any number may run at once."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class Redrive:
         page: int = 500,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`due_for`: how long a job has been due before its message is looked for; `progress` is called each page."""
+        """`due_for`: how long a job is due before its message is checked. `progress` is called for each page."""
         self._database, self._clock, self._outbox, self._broker = database, clock, outbox, broker
         self._due_for, self._page, self._progress = due_for, page, progress
         self._outage = Outage(logger, "redrive.broker")
         self._refused: dict[str, Outage] = {}
 
     def run(self, queue_name: str | None = None, *, due_for: timedelta | None = None) -> int:
-        """Send again what is missing, of one queue or of all; how many messages were sent. A queue that the broker
-        refuses waits for the next pass, and holds up no other.
+        """Send missing messages again, of one queue or all. Return the number of messages that were sent.
 
-        `due_for` other than the usual is for a consumer that starts, and looks at once.
+        A queue that the broker refuses waits for the next pass and delays no other. A consumer that starts passes its
+        own `due_for`, to check at once.
         """
         sent, waited, refused = 0, self._due_for if due_for is None else due_for, set[str]()
         try:
@@ -81,7 +81,7 @@ class Redrive:
         return sent
 
     def _waiting(self, queue_name: str | None, due_for: timedelta) -> Iterator[Sequence[AiJob]]:
-        """Pages of jobs that have waited for a worker since they were due, most urgent first within a page."""
+        """Yield pages of jobs that have waited for a worker, the most urgent first within a page."""
         query = (
             select(AiJob)
             .where(
@@ -106,7 +106,7 @@ class Redrive:
             yield sorted(page, key=lambda job: (job.priority, job.id))
 
     def _find_sent(self, jobs: Sequence[AiJob], waited: timedelta) -> list[tuple[str, list[_Sent]]]:
-        """By queue, the events of these jobs that went out, each with its job."""
+        """Return the published events of these jobs by queue, each with its job."""
         by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}
         found: dict[str, list[_Sent]] = {}
         with self._database.read() as session:
@@ -116,16 +116,16 @@ class Redrive:
         return list(found.items())
 
     def _send_missing(self, sent: Sequence[_Sent]) -> int:
-        """Send again those that the broker doesn't hold; how many."""
+        """Send the messages that the broker lacks. Return their number."""
         missing = self._broker.find_missing([each.message for each in sent])
         lost = [each for each in sent if each.event.id in missing]
         if not lost:
             self._outage.worked()
             return 0
-        # Counted before it is sent: where this process dies between the two, the next pass finds it missing again.
+        # Count before sending: if this process dies in between, the next pass finds it missing again.
         counted = self._database.write(lambda s: [each for each in lost if self._outbox.count_redrive(s, each.event)])
         failures = self._broker.send([each.message for each in counted])
-        self._outage.worked()  # Not before: a broker that is full answers questions, and takes nothing.
+        self._outage.worked()  # Only now: a full broker answers reads and refuses writes.
         for event, job, _ in counted:
             if event.id in failures:
                 self._sign_anew(event, failures[event.id])
@@ -138,14 +138,14 @@ class Redrive:
         return self._refused.setdefault(queue_name, Outage(logger, "redrive.broker", queueName=queue_name))
 
     def _sign_anew(self, event: OutboxEvent, why: Exception) -> None:
-        """An event whose key was taken out of the ring goes out under today's with the next pass."""
+        """Give the event today's key, because its own is gone from the ring. The next pass sends it."""
         logger.warning(
             "outbox.signed_anew", error=type(why).__name__, **job_fields(jobId=event.aggregate_id, outboxId=event.id)
         )
         self._database.write(lambda session: self._outbox.sign_anew(session, event))
 
     def _published(self, session: Session, dedupe_keys: Sequence[str], waited: timedelta) -> list[OutboxEvent]:
-        """The events of these keys that went out, and that nobody sent again just now."""
+        """Return the published events with these keys that were not sent again within `waited`."""
         just_now = self._clock.now(-waited)
         return list(
             session.execute(

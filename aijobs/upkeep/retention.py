@@ -1,7 +1,7 @@
-"""Deletes jobs that nobody needs any more, with all that hangs on them; what is left is a tombstone.
+"""Retention: delete old jobs with all their rows, and leave tombstones.
 
-A chain of retries goes as a whole, once its newest job ended long enough ago. Business rows stay. Old tombstones and
-sessions of operators go too.
+A chain of retries is deleted as a whole, once its newest job ended long enough ago. Business rows stay. Old tombstones
+and sessions of operators are deleted too.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Pruned:
-    """How many rows went."""
+    """The number of deleted rows."""
 
     jobs: int = 0
     tombstones: int = 0
     failed: int = 0
-    """Chains that could not be deleted; the next run tries again."""
+    """Chains that could not be deleted. The next run tries again."""
     sessions: int = 0
 
 
 class Retention:
-    """One transaction a chain, with rests between, so that traffic goes on beside it."""
+    """Deletes one chain a transaction, with rests on SQLite, so that traffic goes on."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Retention:
         self._keep_jobs, self._keep_tombstones, self._keep_sessions = keep_jobs, keep_tombstones, keep_sessions
 
     def run(self) -> Pruned:
-        """Delete all that is old enough. A chain that can't be deleted keeps none behind it."""
+        """Delete all that is old enough. A chain that can't be deleted stops no other."""
         jobs, failed, after = 0, 0, ""
         while chains := self._old_chains(after):
             after = chains[-1]
@@ -72,7 +72,7 @@ class Retention:
                 try:
                     jobs += self._steps.write(partial(self._delete_chain, root_id=root_id))
                 except Exception as error:
-                    # A plug-in's table, for one, may refer to a job of it.
+                    # For example, a plug-in's table may refer to one of its jobs.
                     logger.error("retention.failed", rootId=root_id, **fault(error))
                     failed += 1
         tombstones = self._delete_old(JobTombstone.job_id, JobTombstone.deleted_at, self._keep_tombstones)
@@ -82,7 +82,7 @@ class Retention:
         return Pruned(jobs, tombstones, failed, sessions)
 
     def _old_chains(self, after: str) -> Sequence[str]:
-        """Root ids of chains whose newest job ended long ago, in order, from behind `after`."""
+        """Return the root ids after `after` of chains whose newest job ended long ago."""
         child = aliased(AiJob)
         has_child = select(child.id).where(child.parent_job_id == AiJob.id).exists()
         with self._database.read() as session:
@@ -103,9 +103,9 @@ class Retention:
             )
 
     def _delete_chain(self, session: Session, root_id: str) -> int:
-        """Delete one chain and leave tombstones for its keys; nothing where it has grown meanwhile."""
+        """Delete one chain and leave tombstones for its keys. Nothing if it has grown meanwhile."""
         user_id = session.execute(select(AiJob.user_id).where(AiJob.root_id == root_id).limit(1)).scalar()
-        # The user's row first, as everywhere: under it no retry can add a job to the chain.
+        # The user's row first, as everywhere: while it is locked no retry can add a job to the chain.
         session.execute(select(QuotaUsage.user_id).where(QuotaUsage.user_id == user_id).with_for_update())
         jobs = session.execute(select(AiJob).where(AiJob.root_id == root_id).with_for_update()).scalars().all()
         ends = [job.finished_at for job in jobs]
@@ -115,7 +115,7 @@ class Retention:
         ids = [job.id for job in jobs]
         self._leave_tombstones(session, jobs)
         change_rows(session, delete(OutboxEvent).where(OutboxEvent.aggregate_id.in_(ids)))
-        # What else hangs on a job refers to it, and goes with it: each statement here is time that others wait.
+        # The other rows of a job are deleted by their foreign keys: each statement here makes others wait.
         return change_rows(session, delete(AiJob).where(AiJob.id.in_(ids), AiJob.lifecycle_status.in_(FINAL)))
 
     def _leave_tombstones(self, session: Session, jobs: Sequence[AiJob]) -> None:
@@ -135,7 +135,7 @@ class Retention:
         session.flush()
 
     def _delete_old(self, key: InstrumentedAttribute[str], at: InstrumentedAttribute[datetime], keep: timedelta) -> int:
-        """Delete the rows of `key`'s table whose `at` is longer ago than `keep`; return how many."""
+        """Delete the rows of `key`'s table whose `at` is longer ago than `keep`. Return their number."""
 
         def delete_some(session: Session) -> int:
             query = select(key).where(at <= self._clock.now(-keep)).limit(self._batch)

@@ -125,6 +125,7 @@ def test_an_interpreter_that_is_not_there_is_refused_in_one_line(project: Projec
     assert "PYTHON=python3.99 doesn't start" in refusal(project.install("PYTHON=python3.99"))
 
 
+@pytest.mark.long
 def test_another_interpreter_makes_a_new_environment_and_the_same_one_keeps_it(project: Project) -> None:
     venv = project.folder / ".venv"
     (venv / "bin").mkdir(parents=True)

@@ -109,6 +109,7 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
     assert _all_gone(children)
     assert up.program.output.endswith("Stopped.\n")
     assert not (up.instance / "broker.json").exists()
+    assert sorted(path.name for path in up.instance.glob("aijobs.db*")) == ["aijobs.db"]
 
 
 @pytest.mark.long

@@ -1,12 +1,12 @@
-"""Whose turn it is: while others wait, one user holds at most half of a queue's running slots, and at least one.
+"""Fairness: while other users wait, one user holds at most half of a queue's running slots, and at least one.
 
-The share is of the slots that are in use once the lock is given, so that nobody has to know how many workers there are.
-A lease that ran out uses no slot: it counts toward nobody's share, however many there are.
-Only who holds fewer than the asker may be put before him: where all are at their share, nobody waits for nothing. Those
-get their turns in the ring of user ids, so that the backlog of one of them doesn't hold up the next.
-It is judged by the rows as they are once the lock is written and before it is committed: whoever holds no other job,
-which is nearly everybody, is asked nothing more, and where it isn't his turn the lock is rolled back. Two workers that
-lock in the same instant may pass the share by one; the next lock sees it.
+The share is of the slots in use, this lock included, so the number of workers needn't be known. An expired lease uses
+no slot and counts toward no share. Only users who hold fewer jobs go first, in the ring of user ids, so that no slot
+idles and no backlog delays the next user.
+
+The check reads the rows after the lock is written and before it is committed. A user who holds no other job, which is
+the common case, costs nothing more. If another user is next, the lock is rolled back. Two workers that lock at the same
+moment may exceed the share by one; the next lock corrects it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
 FEW_DUE = 100
-"""So many jobs that are due again are looked at in the order of their due times. In an outage thousands wait for
-theirs, and every lock comes by: they aren't stepped over. Where more are due, the next of them is never far in the
-order of the turns."""
+"""Up to this many jobs that are due again are read in the order of their due times. In an outage thousands wait for
+their due time, and no lock may step over them. If more are due, the next one is near in the order of users."""
 
 
 class FairShare:
-    """Keeps one user's backlog from holding up the others. Reads in the session of whoever locks."""
+    """Keeps one user's backlog from delaying other users. Reads in the session of the lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +40,7 @@ class FairShare:
         self._behind: dict[str, float] = {}
         """Users whose jobs let the jobs of others go first, and until when by `time.monotonic`."""
         self._last: dict[str, str] = {}
-        """Whom this process put before another last, by queue: the next turn is the next user's."""
+        """The user whom this process let go first last, by queue. The next one in the ring follows."""
 
     def put_behind(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
@@ -55,11 +54,10 @@ class FairShare:
         return set(self._behind)
 
     def check(self, session: Session, job: AiJob, held: int, job_types: Collection[str] | None) -> None:
-        """`NotYourTurn` where the user of `job`, which this transaction has just locked, had his share without it, and
-        another who holds fewer waits.
+        """Raise `NotYourTurn` if the user of `job`, which this transaction has locked, had a fair share without it, and
+        another user who holds fewer jobs has one that is due.
 
-        `held` is how many he holds with it (`holders`). `job_types` are those that the asker can run: another's job
-        of a type that he can't would help nobody.
+        `held`: the number of jobs that the user holds with it (`holders`). `job_types`: what the worker can run (any).
         """
         behind = self._users_behind()
         if job.user_id in behind:
@@ -86,10 +84,10 @@ class FairShare:
     def _next(
         self, session: Session, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
     ) -> Row[Any] | None:
-        """The best waiting job of the next user behind `last`, around the ring, who isn't `busy`.
+        """Return the best waiting job of the next user after `last` in the ring who isn't `busy`.
 
-        No suspect: it has a place of its own, which may be taken, and then nobody would run.
-        A backlog is stepped over as a whole, and there are few busy users: each holds about half of the slots.
+        No suspect: it needs a child process, which may be in use, and then nothing would run. Each busy user's backlog
+        is stepped over as a whole; there are few of them, because each holds about half of the slots.
         """
         where = [AiJob.queue_name == queue_name, NO_CANCEL, NO_SUSPECT]
         if job_types is not None:
@@ -104,7 +102,7 @@ class FairShare:
         return None
 
     def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Any] | None:
-        """All freed jobs that are due, where they are few; None where they are many."""
+        """Return all freed jobs that are due; None if there are more than `FEW_DUE`."""
         due = (FREED, AiJob.next_attempt_at <= self._clock.now())
         query = select(*_PLACE).where(*where, *due).order_by(AiJob.next_attempt_at).limit(FEW_DUE + 1)
         found = session.execute(query).all()
@@ -113,14 +111,14 @@ class FairShare:
     def _first(
         self, session: Session, where: Sequence[ColumnElement[bool]], again: Sequence[Any] | None, after: str
     ) -> Row[Any] | None:
-        """The best waiting job of the first user behind `after`; `again`: the freed jobs that are due, if few."""
+        """Return the best waiting job of the first user after `after`. `again`: the freed jobs that are due, if few."""
         behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
         waiting = _best(AiJob.lifecycle_status == QUEUED, behind)
         if again is None:
             both = union_all(select(waiting), select(_best(FREED, behind))).subquery()
             return session.execute(select(both).order_by(*both.c).limit(1)).one_or_none()
         found = session.execute(select(waiting)).one_or_none()
-        # Texts that are compared are ordered by bytes on each database, which is Python's order too.
+        # Each database compares these columns by bytes, as Python does.
         here = [row for row in again if row.user_id > after]
         return min([*here, found] if found is not None else here, key=tuple, default=None)
 
@@ -129,10 +127,10 @@ _PLACE = (AiJob.user_id, AiJob.priority, AiJob.id)
 
 
 def build_holders(clock: Clock) -> Subquery:
-    """Each user with live leases in a queue, and how many: `queue_name`, `holder`, `number`.
+    """Build the subquery of users with live leases: `queue_name`, `holder`, `number`.
 
-    All live leases are counted, as there are no more than slots. The index of the leases leads to them alone: one by
-    queue or user would lead to all that ever were, and without the clock it would lead to all that ran out.
+    It counts all live leases, which are no more than the slots, and reads them from the index of leases. An index by
+    queue or user would read all jobs that ever were; without the clock, all expired leases.
     """
     return (
         select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
@@ -143,9 +141,9 @@ def build_holders(clock: Clock) -> Subquery:
 
 
 def _best(state: ColumnElement[bool], where: Sequence[ColumnElement[bool]]) -> Subquery:
-    """The first waiting row in the order of the index: one state a query, as an OR of two is no range of it.
+    """Build the query for the first waiting row in the order of the index. One state a query: an OR is no index range.
 
-    `locked_by`, which is null in all of them, is in the order because PostgreSQL else sorts what the index has sorted.
+    `locked_by` is null in all rows; it is in the order because PostgreSQL would otherwise sort again.
     """
     order = (AiJob.locked_by, *_PLACE)
     return select(*_PLACE).where(state, AiJob.locked_by.is_(None), *where).order_by(*order).limit(1).subquery()

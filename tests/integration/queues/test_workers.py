@@ -29,7 +29,6 @@ from aijobs.web.factory import create_app
 from aijobs.wiring.services import Services, build_services
 from bench.providers import PROVIDERS
 from bench.reliability import SHORT_LEASES
-from tests.support.databases import OTHERS_LATER
 from tests.support.messages import SECRET
 from tests.support.polling import poll
 from tests.support.ports import free_port
@@ -229,7 +228,7 @@ def test_what_a_killed_worker_held_waits_for_no_lease_where_a_maintenance_consum
     poll(lambda: site.services.broker.pending_count("ai-interactive") == 1, what="its next attempt waits for a worker")
 
 
-@OTHERS_LATER
+@pytest.mark.long
 def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever(
     build_site_on_each: SiteBuilder, redis_url: str, tmp_path: Path
 ) -> None:
