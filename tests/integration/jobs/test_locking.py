@@ -218,7 +218,7 @@ def test_jobs_are_found_by_state_and_queue_oldest_first(kit: Kit) -> None:
 
 
 def test_job_that_nobody_holds_has_no_lease(sqlite_kit: Kit) -> None:
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="is not held"):
         lease_of(sqlite_kit.new_job())
 
 
