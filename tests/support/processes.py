@@ -236,10 +236,12 @@ class Processes:
         return program
 
     def stop_all(self) -> None:
-        """End all, the newest first; ask all before waiting for any."""
+        """End all, the newest first: by force what has no children to end, the others politely, and all are asked
+        before any is waited for.
+        """
         for program in reversed(self.programs):
             if program.is_running:
-                program.send_signal(signal.SIGTERM)
+                program.send_signal(signal.SIGTERM if psutil.Process(program.pid).children() else signal.SIGKILL)
                 program.send_signal(signal.SIGCONT)
         for program in reversed(self.programs):
             program.stop()

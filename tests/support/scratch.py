@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Select, Table, exists, select
 from sqlalchemy.exc import DBAPIError
 
 from aijobs.db.database import Base, Database
@@ -59,9 +60,18 @@ def _wipe(engine: Engine) -> bool:
     """Delete all rows; False where the database is not there any more."""
     try:
         with engine.begin() as connection:
-            for table in reversed(Base.metadata.sorted_tables):
-                connection.execute(table.delete())
+            tables = Base.metadata.sorted_tables  # A model that was imported since the last look is new among them.
+            filled = connection.execute(_has_rows(*tables)).mappings().one()
+            for table in reversed(tables):
+                if filled[table.name]:
+                    connection.execute(table.delete())
     except DBAPIError:
         engine.dispose()
         return False
     return True
+
+
+@cache
+def _has_rows(*tables: Table) -> Select[tuple[bool, ...]]:
+    """One question for all: most tables are empty, and each statement is a way to the server."""
+    return select(*(exists(select(1).select_from(table)).label(table.name) for table in tables))
