@@ -10,6 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.definitions import discovery
+from aijobs.web import plugins
 from aijobs.wiring import services
 from tests.support.chromium import ARGUMENTS, find_chromium
 from tests.support.databases import Databases, MariaDbServer, PostgresServer, Prepare, SqliteDatabases
@@ -69,7 +71,8 @@ def _read_once() -> Iterator[None]:
     change meanwhile, and takes most of the time.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discovery, "entry_points", cache(discovery.entry_points))
+        for module in (discovery, plugins):
+            patch.setattr(module, "entry_points", cache(entry_points))
         patch.setattr(services, "PromptTemplates", lambda folders: _prompts_of(*folders))
         yield
 

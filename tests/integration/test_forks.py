@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import literal, select
 
 from aijobs.db.database import Database
+from tests.support.databases import SERVER_FIRST
 from tests.support.forking import forked
 from tests.support.processes import Processes
 from tests.support.rows import prepare_database
@@ -33,6 +34,7 @@ print("FOUND " + json.dumps({
 """
 
 
+@SERVER_FIRST
 def test_import_of_the_application_leaves_no_connection_open_and_no_thread(
     processes: Processes, create_database: Callable[..., str], redis_url: str, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from aijobs.monitor.check import Check
 from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.settings import Settings
 from aijobs.wiring.services import Services, build_services
+from tests.support.databases import SERVER_FIRST
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Processes, Program, Run
@@ -292,6 +293,7 @@ class Owner(threading.Thread):
         return dict(json.loads(answer.read()))
 
 
+@SERVER_FIRST
 def test_forked_web_processes_answer_each_user_with_their_own_jobs(site: Site) -> None:
     web = site.start("--preload", "--workers", "2")
     owners = [Owner(site, f"owner{number}", rounds=3) for number in range(6)]

@@ -34,12 +34,16 @@ LIMITED = "limited"
 """A user of MariaDB who may read and write rows, and nothing else."""
 
 
-OTHERS_LATER = pytest.mark.parametrize(
-    "database_server",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.long), pytest.param("mariadb", marks=pytest.mark.long)],
-    indirect=True,
-)
+def _now_on(kind: str) -> pytest.MarkDecorator:
+    kinds = [each if each == kind else pytest.param(each, marks=pytest.mark.long) for each in KINDS]
+    return pytest.mark.parametrize("database_server", kinds, indirect=True)
+
+
+KINDS = ("sqlite", "postgresql", "mariadb")
+OTHERS_LATER = _now_on("sqlite")
 """For tests that take long on a server: every time on SQLite, on the others with the long ones."""
+SERVER_FIRST = _now_on("postgresql")
+"""For long tests of what connections a process has: every time on PostgreSQL, on the others with the long ones."""
 
 
 class Databases(ABC):

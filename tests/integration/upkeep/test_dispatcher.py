@@ -30,6 +30,7 @@ from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import FRESH_S, TRIED_S, Backoff, OutboxDispatcher, hand_over
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
+from tests.support.databases import OTHERS_LATER
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lines import captured_lines
@@ -380,6 +381,7 @@ def _claimable(kit: Kit, job_id: str) -> bool:
     return the_event(kit, job_id).status == "pending"
 
 
+@OTHERS_LATER
 def test_dead_events_make_no_poll_dearer_however_many_and_are_never_sent_again(
     create_database: Callable[..., str],
 ) -> None:
@@ -750,6 +752,7 @@ def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
 # --- a queue that the broker refuses ---------------------------------------------------------------------------------
 
 
+@ANY_DATABASE
 def test_refused_queue_holds_up_no_event_of_another(kit: Kit) -> None:
     refused = waiting_jobs(kit, 150)
     others = waiting_jobs(kit, 3, job_type=BACKGROUND_TYPE)

@@ -190,17 +190,26 @@ def test_every_change_of_an_operator_is_in_the_audit_log(
     assert "ajo_" not in str(rows)
 
 
-@pytest.mark.parametrize("command", ["disable", "enable", "revoke-token", "revoke-session", "password"])
-@pytest.mark.parametrize("name", ["bob", "ANN", "an\udcffn", "x" * 300, " "])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("disable",),
+        ("enable",),
+        ("revoke-token", "--all"),
+        ("revoke-session", "--all"),
+        ("password", "--password-stdin"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_who_is_not_there_is_said_in_one_line(
-    aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch, command: str, name: str
+    aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    _give_stdin(monkeypatch, NEW)
-    more = {"revoke-token": ["--all"], "revoke-session": ["--all"], "password": ["--password-stdin"]}.get(command, [])
-    code, out, err = aijobs("operator", command, name, *more)
-    assert (code, out) == (1, "")
-    assert err.startswith("aijobs: there is no operator ")
-    assert err.count("\n") == 1
+    for name in ("bob", "ANN", "an\udcffn", "x" * 300, " "):
+        _give_stdin(monkeypatch, NEW)
+        code, out, err = aijobs("operator", command[0], name, *command[1:])
+        assert (code, out) == (1, ""), name
+        assert err.startswith("aijobs: there is no operator "), name
+        assert err.count("\n") == 1, name
 
 
 def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Aijobs, services: Services) -> None:

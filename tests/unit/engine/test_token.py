@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -28,13 +27,11 @@ def test_the_first_reason_stands() -> None:
 
 
 def test_a_sleep_ends_as_soon_as_the_attempt_must_stop() -> None:
-    token = CancellationToken(60)
+    token = CancellationToken(600)
     threading.Timer(0.05, token.cancel, [CANCELLED]).start()
-    began = time.monotonic()
     with pytest.raises(JobError) as stopped:
-        token.sleep(30)
+        token.sleep(600)  # Longer than a test may take.
     assert stopped.value.code == CANCELLED
-    assert time.monotonic() - began < 10
 
 
 def test_a_sleep_never_passes_the_deadline() -> None:

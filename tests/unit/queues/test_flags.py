@@ -56,6 +56,35 @@ def test_options_that_are_not_of_this_command_line_all_count(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("-k", "process"), "only threads are supported"),
+        (("-k", "greenlet"), "only threads are supported"),
+        (("-w", "0"), "-w 0: it is 1 or more"),
+        (("--workers=-1",), "-w -1: it is 1 or more"),
+        (("-d", "0"), "-d 0: it is 0.001 or more"),
+        (("-d", "-1"), "-d -1: it is 0.001 or more"),
+        (("-d", "nan"), "-d nan: it is 0.001 or more"),
+        (("-m", "-3"), "-m -3: it is 0.001 or more"),
+        (("-b", "inf"), "-b inf: it is 1 or more"),
+        (("-c", "-1"), "-c -1: it is 0.1 or more"),
+        (("-C",), "leave -C out"),
+        (("-M", "0"), "-M 0: it is 1 or more"),
+        (("-t", "-1"), "-t -1: it is 0 or more"),
+        (("-t", "inf"), "-t inf: it is 0 or more"),
+        (("-n",), "leave -n out"),
+        (("--no-periodic",), "leave -n out"),
+    ],
+)
+def test_an_option_that_makes_a_consumer_useless_is_refused(
+    monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["huey_consumer", *line, "aijobs.workers.maintenance"])
+    with pytest.raises(SettingsError, match=said):
+        fit_options(options_of(*line), SETTINGS, workers=2, passes=True)
+
+
 NUMBERS = ("workers", "initial_delay", "max_delay", "backoff", "health_check_interval", "max_tasks", "shutdown_timeout")
 
 
