@@ -23,7 +23,7 @@ from aijobs.definitions import discovery
 from aijobs.web import plugins
 from aijobs.wiring import services
 from tests.support.chromium import ARGUMENTS, find_chromium
-from tests.support.databases import Databases, MariaDbServer, PostgresServer, Prepare, SqliteDatabases
+from tests.support.databases import DATABASE_KINDS, Databases, MariaDbServer, PostgresServer, Prepare, SqliteDatabases
 from tests.support.polling import poll
 from tests.support.processes import Processes, Run
 from tests.support.servers import Server, ServerMissing, ValkeyServer, skip_or_fail
@@ -32,12 +32,6 @@ from tests.support.single_writer import Watch
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("aijobs", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("aijobs")
-
-DATABASE_KINDS = [
-    "sqlite",
-    pytest.param("postgresql", marks=pytest.mark.postgres),
-    pytest.param("mariadb", marks=pytest.mark.mariadb),
-]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,7 +28,7 @@ from aijobs.monitor.check import Check
 from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
 from aijobs.settings import Settings
 from aijobs.wiring.services import Services, build_services
-from tests.support.databases import SERVER_FIRST
+from tests.support.databases import ANY_DATABASE, SERVER_FIRST
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Processes, Program, Run
@@ -212,7 +212,7 @@ def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_
     assert "Traceback" not in web.output + next_one.output
 
 
-@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+@ANY_DATABASE
 def test_the_last_process_that_is_stopped_leaves_one_complete_sqlite_file(site: Site, tmp_path: Path) -> None:
     program = site.start_consumer("interactive")
     file = Path(str(site.services.database.engine.url.database))
@@ -228,7 +228,7 @@ def test_the_last_process_that_is_stopped_leaves_one_complete_sqlite_file(site: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
+@ANY_DATABASE
 def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: Site) -> None:
     """Two web processes, two workers, all passes, people who ask and pages that look: one file has one writer."""
     programs = [site.start(), site.start_consumer("maintenance", "-w", "1")]

@@ -34,15 +34,24 @@ LIMITED = "limited"
 """A user of MariaDB who may read and write rows, and nothing else."""
 
 
-def _now_on(kind: str) -> pytest.MarkDecorator:
-    kinds = [each if each == kind else pytest.param(each, marks=pytest.mark.long) for each in KINDS]
-    return pytest.mark.parametrize("database_server", kinds, indirect=True)
+_MARKS = {"sqlite": (), "postgresql": (pytest.mark.postgres,), "mariadb": (pytest.mark.mariadb,)}
 
 
-KINDS = ("sqlite", "postgresql", "mariadb")
-OTHERS_LATER = _now_on("sqlite")
+def _on(*kinds: str, later: Sequence[str] = ()) -> pytest.MarkDecorator:
+    params = [pytest.param(kind, marks=_MARKS[kind]) for kind in kinds]
+    params += [pytest.param(kind, marks=(*_MARKS[kind], pytest.mark.long)) for kind in later]
+    return pytest.mark.parametrize("database_server", params, indirect=True)
+
+
+DATABASE_KINDS = [pytest.param(kind, marks=marks) for kind, marks in _MARKS.items()]
+ANY_DATABASE = _on("sqlite")
+"""For what has nothing to do with the kind of database."""
+SERVERS = _on("postgresql", "mariadb")
+"""For what a file can't do: connections that are cut, transactions side by side."""
+MARIADB = _on("mariadb")
+OTHERS_LATER = _on("sqlite", later=["postgresql", "mariadb"])
 """For tests that take long on a server: every time on SQLite, on the others with the long ones."""
-SERVER_FIRST = _now_on("postgresql")
+SERVER_FIRST = _on("postgresql", later=["sqlite", "mariadb"])
 """For long tests of what connections a process has: every time on PostgreSQL, on the others with the long ones."""
 
 

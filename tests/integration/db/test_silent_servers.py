@@ -16,11 +16,10 @@ from aijobs.db import engines as db_engine
 from aijobs.db.database import Database
 from aijobs.db.engines import build_engine
 from aijobs.jobs.models import AiJob
-from tests.support.databases import Databases
+from tests.support.databases import SERVERS, Databases
 from tests.support.jobs import Kit, open_kit, prepare_database
 
 pytestmark = pytest.mark.long  # They wait for real time-outs.
-SERVERS = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
 
 
 @SERVERS

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, StatementError
 
 from aijobs.db.clock import DatabaseClock, ManualClock, read_clock
 from aijobs.db.database import Base, Database, Json, Key, LongText, UtcDateTime
-from tests.support.databases import OTHERS_LATER, Databases
+from tests.support.databases import MARIADB, OTHERS_LATER, Databases
 from tests.support.jobs import BEGIN, Kit, prepare_database
 
 TABLE = Table(
@@ -217,11 +217,8 @@ def test_a_missing_document_is_null_and_no_word(database: Database) -> None:
         assert session.execute(select(TABLE.c.id).where(TABLE.c.document.is_(None))).scalars().all() == [1]
 
 
-def test_every_text_column_of_mariadb_takes_any_character(
-    create_database: Callable[..., str], database_server: Databases
-) -> None:
-    if database_server.kind != "mariadb":
-        pytest.skip("the others know one character set")
+@MARIADB  # The others know one character set.
+def test_every_text_column_of_mariadb_takes_any_character(create_database: Callable[..., str]) -> None:
     database = Database(create_database(prepare_database))
     try:
         with database.read() as session:

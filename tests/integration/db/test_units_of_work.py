@@ -19,7 +19,7 @@ from aijobs.jobs.lease import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
 from aijobs.jobs.service import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
-from tests.support.databases import Databases
+from tests.support.databases import SERVERS, Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lost_commits import late_commit, lose_commits
 from tests.support.polling import poll
@@ -245,11 +245,10 @@ def test_creating_and_cancelling_and_locking_at_once_surfaces_no_lock(live_kit: 
 # --- connections that die ------------------------------------------------------------------------------------------
 
 
+@SERVERS
 def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
     kit: Kit, database_server: Databases
 ) -> None:
-    if database_server.kind == "sqlite":
-        pytest.skip("no server, no connection to kill")
     job_id = kit.new_job().id
     runs: list[int] = []
 
@@ -269,9 +268,8 @@ def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
     assert kit.lock(job_id).attempt_no == 1, "a connection that died in the pool is nobody's trouble"
 
 
+@SERVERS
 def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit, database_server: Databases) -> None:
-    if database_server.kind == "sqlite":
-        pytest.skip("no server, no connection to kill")
     with kit.database.read() as session:
         _kill(database_server, session.execute(text(_CONNECTION_NUMBER[database_server.kind])).scalar_one())
         with pytest.raises(DBAPIError):
@@ -279,11 +277,10 @@ def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit,
     assert kit.new_job().lifecycle_status == "queued"
 
 
+@SERVERS
 def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
     kit: Kit, database_server: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if database_server.kind == "sqlite":
-        pytest.skip("no server, no connection to kill")
     monkeypatch.setattr("aijobs.db.engines.FRESH_S", 0.0)  # Any rest in the pool is a long one.
     number = text(_CONNECTION_NUMBER[database_server.kind])
     with ExitStack() as stack:
@@ -296,10 +293,9 @@ def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
             assert session.execute(number).scalar_one() not in dead
 
 
+@SERVERS
 def test_a_column_that_changes_under_a_worker_breaks_none_of_its_jobs(kit: Kit, database_server: Databases) -> None:
     """A migration while workers run: on PostgreSQL connections have statements prepared for the table as it was."""
-    if database_server.kind == "sqlite":
-        pytest.skip("no column's type is changed in place there")
     change = {"postgresql": "ALTER COLUMN word TYPE", "mariadb": "MODIFY word"}[database_server.kind]
 
     def look(session: Any) -> Any:
@@ -396,9 +392,8 @@ def test_sqlites_writers_take_the_lock_at_their_start_and_readers_never(sqlite_k
         other.dispose()
 
 
+@SERVERS
 def test_mariadb_and_postgres_read_what_is_committed(kit: Kit, database_server: Databases) -> None:
-    if database_server.kind == "sqlite":
-        pytest.skip("SQLite has one isolation")
     query = {
         "postgresql": "SHOW transaction_isolation",
         "mariadb": "SELECT replace(lower(@@tx_isolation), '-', ' ')",

@@ -16,7 +16,7 @@ from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import OTHERS_LATER, SERVERS
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race
 
 
@@ -110,10 +110,9 @@ def test_event_is_not_found_before_it_is_due(kit: Kit) -> None:
     assert find(kit) == [e.id for e in kit.events(job.id)]
 
 
+@SERVERS  # SQLite has one writer: no second transaction can be open.
 def test_event_whose_transaction_commits_late_is_found(live_kit: Kit) -> None:
     """Commits aren't in the order of ids: a reader that remembered the last id would miss the first."""
-    if live_kit.database.engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one writer: no second transaction can be open")
     other = Database(live_kit.url)
     outbox = OutboxRepository(live_kit.clock, KEYS)
 

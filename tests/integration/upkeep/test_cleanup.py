@@ -7,10 +7,8 @@ from datetime import timedelta
 import pytest
 
 from aijobs.upkeep.cleanup import SnapshotCleanup
+from tests.support.databases import ANY_DATABASE
 from tests.support.jobs import Kit, race
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 DAY = 86_400
 

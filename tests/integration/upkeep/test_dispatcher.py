@@ -30,16 +30,13 @@ from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.message import OutgoingMessage
 from aijobs.upkeep.dispatcher import FRESH_S, TRIED_S, Backoff, OutboxDispatcher, hand_over
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import ANY_DATABASE, OTHERS_LATER
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lines import captured_lines
 from tests.support.polling import poll
 from tests.support.rows import build_job
 from tests.support.servers import ValkeyServer
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 class Refusing:

@@ -13,9 +13,10 @@ from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.dispatcher import OutboxDispatcher
 from aijobs.upkeep.reaper import LockReaper
+from tests.support.databases import SERVERS
 from tests.support.jobs import Kit
 
-pytestmark = pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
+pytestmark = SERVERS
 
 
 @pytest.mark.parametrize("tried", [False, True], ids=["in batches", "one by one, as they were tried before"])

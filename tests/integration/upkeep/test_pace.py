@@ -18,6 +18,7 @@ from aijobs.settings import KeyRing
 from aijobs.upkeep.cleanup import SnapshotCleanup
 from aijobs.upkeep.reaper import LockReaper
 from aijobs.upkeep.retention import Retention
+from tests.support.databases import SERVERS
 from tests.support.jobs import BEGIN, CREDENTIAL_KEYS, Kit
 from tests.support.rows import build_job, ended
 
@@ -148,7 +149,7 @@ def test_a_rest_is_six_times_as_long_as_the_lock_was_held(sqlite_kit: Kit, monke
     assert rests == [pytest.approx(1.2)]
 
 
-@pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
+@SERVERS
 def test_on_a_server_long_work_needs_no_rest(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     run = _clean_up(kit)
     with watched(kit, monkeypatch) as seen:

@@ -21,14 +21,11 @@ from aijobs.monitor.passes import read_passes
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.pass_log import PassLog
 from aijobs.upkeep.reaper import LockReaper
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import ANY_DATABASE, OTHERS_LATER
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, race
 from tests.support.lost_commits import lose_commits
 from tests.support.rows import build_job, held
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 def reaper(kit: Kit, **options: Any) -> LockReaper:

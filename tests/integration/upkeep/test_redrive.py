@@ -15,12 +15,10 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import outgoing
 from aijobs.upkeep.dispatcher import OutboxDispatcher
 from aijobs.upkeep.redrive import Redrive
+from tests.support.databases import ANY_DATABASE
 from tests.support.jobs import BACKGROUND_TYPE, Kit, race
 from tests.support.lines import captured_lines
 from tests.support.rows import build_job
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 def redrive(kit: Kit, broker: Any = None, **options: Any) -> Redrive:
