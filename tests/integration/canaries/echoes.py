@@ -12,7 +12,7 @@ from aijobs.testing.fakellm.answer import CREATED, DONE, EVENTS, JSON, event
 from aijobs.testing.fakellm.exchange import Exchange
 from aijobs.testing.fakellm.request import Request
 from aijobs.testing.fakellm.steps import HTML
-from tests.integration.ai.canaries import NOTES
+from tests.integration.canaries.canaries import NOTES
 
 Make = Callable[[str], Any]
 

@@ -23,7 +23,8 @@ from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
 from aijobs.learning.models import Flashcard
 from aijobs.testing.fakellm import Answer, Step, faults
-from tests.integration.ai.canaries import (
+from tests.integration.ai.test_faults import NOT_AN_END, QUICKER
+from tests.integration.canaries.canaries import (
     MARKS,
     NOTES,
     PLATFORM_KEY,
@@ -36,8 +37,7 @@ from tests.integration.ai.canaries import (
     open_site,
     recorded_warnings,
 )
-from tests.integration.ai.echoes import ECHOES
-from tests.integration.ai.test_faults import NOT_AN_END, QUICKER
+from tests.integration.canaries.echoes import ECHOES
 from tests.support.databases import SqliteDatabases
 from tests.support.processes import Run
 from tests.support.servers import ValkeyServer

@@ -31,6 +31,7 @@ from aijobs.web.factory import create_app
 from aijobs.wiring.engine import build_engine
 from aijobs.wiring.passes import build_maintenance_crew
 from aijobs.wiring.services import Services, build_services
+from tests.support.databases import SqliteDatabases
 from tests.support.polling import poll
 from tests.support.processes import Run
 from tests.support.rows import prepare_database
@@ -96,6 +97,7 @@ class Journey:
     log: io.StringIO
     answers: list[str] = field(default_factory=list)
     seen_in_redis: list[str] = field(default_factory=list)
+    jobs: dict[str, str] = field(default_factory=dict)
 
     @property
     def client(self) -> FlaskClient:
@@ -143,28 +145,47 @@ class Journey:
             presence.leave()
 
 
-@pytest.fixture
-def journey(
-    create_sqlite_database: Callable[..., str], start_valkey: Callable[..., ValkeyServer], run: Run
-) -> Iterator[Journey]:
-    server = start_valkey(f"requirepass {SECRET}redis")
+@contextlib.contextmanager
+def open_journey(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
+    """A journey that nobody has set out on."""
+    server = ValkeyServer(run, [f"requirepass {SECRET}redis"])
+    server.start()
     url = server.url_for("default", f"{SECRET}redis")
     settings = Settings(
         instance_path=run.new_folder("canary"),
-        database_url=create_sqlite_database(prepare_database),
+        database_url=sqlite.create_database(prepare_database),
         redis_url=url,
         secret_key=f"{SECRET}session" + "s" * 32,
         jwt_secret=f"{SECRET}jwt" + "j" * 32,
         message_keys=KeyRing((("k1", f"{SECRET}message".encode() + b"m" * 32),)),
         credential_keys=KeyRing((("c1", f"{SECRET}credential".encode() + b"c" * 32),)),
     )
-    with _captured("DEBUG") as log:
-        services = build_services(settings)
-        client = redis.Redis.from_url(url)
-        yield Journey(services, create_app(services=services), client, log)
-        client.close()
-        services.broker.client.close()
-        services.database.dispose()
+    try:
+        with _captured("DEBUG") as log:
+            services = build_services(settings)
+            client = redis.Redis.from_url(url)
+            yield Journey(services, create_app(services=services), client, log)
+            client.close()
+            services.broker.client.close()
+            services.database.dispose()
+    finally:
+        server.kill()
+        sqlite.drop_database(settings.database_url)
+
+
+@pytest.fixture
+def journey(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
+    """At its beginning."""
+    with open_journey(sqlite, run) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def travelled(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
+    """At its end, for all tests that only look at what it left."""
+    with open_journey(sqlite, run) as opened:
+        opened.jobs = _whole_journey(opened)
+        yield opened
 
 
 @contextlib.contextmanager
@@ -256,27 +277,24 @@ def _exploding(journey: Journey) -> None:
         registry._definitions["synthetic"] = definition
 
 
-def test_logs_at_debug_hold_no_content_user_key_or_secret(journey: Journey) -> None:
-    _whole_journey(journey)
-    lines = journey.log.getvalue().splitlines()
+def test_logs_at_debug_hold_no_content_user_key_or_secret(travelled: Journey) -> None:
+    lines = travelled.log.getvalue().splitlines()
     events = {json.loads(line)["event"] for line in lines}
     assert {"job.created", "job.locked", "job.succeeded", "job.failed", "job.cancelled"} <= events
     assert not [line for line in lines if any(mark in line for mark in MARKS)]
 
 
-def test_the_broker_holds_no_content_user_key_or_secret(journey: Journey) -> None:
-    _whole_journey(journey)
-    seen = journey.seen_in_redis
+def test_the_broker_holds_no_content_user_key_or_secret(travelled: Journey) -> None:
+    seen = travelled.seen_in_redis
     assert any("huey.redis.aijobs_" in line for line in seen)
     assert any("worker:heartbeat:" in line for line in seen)
     assert any("job:cancel:" in line for line in seen)
     assert not [line for line in seen if any(mark in line for mark in MARKS)]
 
 
-def test_the_database_holds_each_mark_in_its_own_columns_alone(journey: Journey) -> None:
-    _whole_journey(journey)
+def test_the_database_holds_each_mark_in_its_own_columns_alone(travelled: Journey) -> None:
     for mark, allowed in COLUMNS.items():
-        found = _columns_with(journey.services.database, mark)
+        found = _columns_with(travelled.services.database, mark)
         assert found <= allowed, f"{mark}: {sorted(found - allowed)}"
         assert found, f"{mark}: the journey left none at all"
 
@@ -300,27 +318,25 @@ def test_the_outbox_payload_is_four_fields_and_the_message_four_others(journey: 
     assert set(body["args"][0]) == {"jobId", "jobType", "idempotencyKey", "createdAt"}
 
 
-def test_another_user_sees_nothing_of_a_job(journey: Journey) -> None:
-    jobs = _whole_journey(journey)
-    for job_id in jobs.values():
+def test_another_user_sees_nothing_of_a_job(travelled: Journey) -> None:
+    for job_id in travelled.jobs.values():
         for method, path in (
             ("GET", f"/api/ai/jobs/{job_id}"),
             ("POST", f"/api/ai/jobs/{job_id}/cancel"),
             ("GET", f"/api/learning/flashcards?jobId={job_id}"),
         ):
-            answer = journey.ask(method, path, user="somebody else")
+            answer = travelled.ask(method, path, user="somebody else")
             assert answer.status_code == 404
             assert not _marked(answer)
-    assert journey.ask("GET", "/api/ai/jobs", user="somebody else").json == {"jobs": []}
+    assert travelled.ask("GET", "/api/ai/jobs", user="somebody else").json == {"jobs": []}
 
 
-def test_a_users_own_job_shows_no_content_key_or_secret(journey: Journey) -> None:
-    jobs = _whole_journey(journey)
-    for job_id in jobs.values():
-        answer = journey.ask("GET", f"/api/ai/jobs/{job_id}")
+def test_a_users_own_job_shows_no_content_key_or_secret(travelled: Journey) -> None:
+    for job_id in travelled.jobs.values():
+        answer = travelled.ask("GET", f"/api/ai/jobs/{job_id}")
         assert answer.status_code == 200
         assert not _marked(answer)
-    cards = journey.ask("GET", f"/api/learning/flashcards?jobId={jobs['succeeded']}")
+    cards = travelled.ask("GET", f"/api/learning/flashcards?jobId={travelled.jobs['succeeded']}")
     assert CONTENT in cards.get_data(as_text=True), "the cards are what the user asked for"
 
 
