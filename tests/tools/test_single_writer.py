@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.support.jobs import Kit
+from tests.support.databases import SqliteDatabases
+from tests.support.jobs import Kit, open_kit
+from tests.support.scratch import scratch_database
 from tests.support.single_writer import SecondWriter, Watch, writes_the_state
 
 IMPORTS = """
@@ -36,6 +38,12 @@ WAYS = {
     "a kept row": "insert_row(session, AiJob, id='z' * 36, **{NAME: 'failed'})",
     "the repository's own method": "JobChanges(*[None] * 5)._change(session, job_id, **{NAME: 'failed'})",
 }
+
+
+@pytest.fixture
+def sqlite_kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
+    with open_kit(scratch_database(sqlite)) as kit:
+        yield kit
 
 
 @pytest.fixture
