@@ -39,8 +39,7 @@ def missing(links: Sequence[tuple[str, Path]]) -> list[str]:
     return [
         f"{name} in {path.relative_to(ROOT)}"
         for name, path in links
-        if not path.is_file()
-        or (name != MAP and name not in defined(ast.parse(path.read_text(encoding="utf-8")).body))
+        if not path.is_file() or (name != MAP and name not in defined(ast.parse(path.read_text(encoding="utf-8")).body))
     ]
 
 
