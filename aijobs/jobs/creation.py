@@ -35,7 +35,7 @@ class CreatedJob:
     job: AiJob
     created: bool
     message: OutgoingMessage | None = field(default=None, repr=False)
-    """What the broker is to get of a job that was created."""
+    """The broker message of a job that was created, if its enqueue event still waits."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Why a job's row refuses a change."""
+"""Errors of the lifecycle: why a job's row refuses a change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aijobs.errors import AijobsError
 
 
 class LifecycleError(AijobsError):
-    """A change of a job that its row refused; nothing was written."""
+    """A job's row refused a change. Nothing was written."""
 
     def __init__(self, job_id: str, why: str) -> None:
         super().__init__(f"job {job_id}: {why}")
@@ -14,27 +14,27 @@ class LifecycleError(AijobsError):
 
 
 class JobLockConflict(LifecycleError):
-    """The job can't be locked or changed now: another holds it, it isn't due, or its queue is paused."""
+    """The job can't be locked or changed now: another worker holds it, it isn't due, or its queue is paused."""
 
 
 class NotYourTurn(JobLockConflict):
-    """The job's user holds his share of the queue while another waits, whose best job is `instead`."""
+    """The job's user has a fair share of the queue, and another user's job, `instead`, is next."""
 
     def __init__(self, job_id: str, instead: str) -> None:
-        super().__init__(job_id, "its user holds a share of the queue already, and another waits")
+        super().__init__(job_id, "its user has a fair share of the queue already, and another user waits")
         self.instead = instead
 
 
 class RunsAlone(LifecycleError):
-    """The job is a suspect, and the asker's process is shared: it has to be run in a process of its own."""
+    """The job is a suspect, which runs only in a process of its own."""
 
     def __init__(self, job_id: str, losses: int) -> None:
-        super().__init__(job_id, "a worker was lost over it, and it runs in a process of its own")
+        super().__init__(job_id, "it has lost a worker, so it runs only in a process of its own")
         self.losses = losses
 
 
 class LockLost(LifecycleError):
-    """Another attempt or holder has the job; whoever got this must stop and write nothing."""
+    """Another attempt holds the job. The caller must stop and write nothing."""
 
 
 class IllegalTransition(LifecycleError):
@@ -42,7 +42,7 @@ class IllegalTransition(LifecycleError):
 
 
 class CancelRequested(LifecycleError):
-    """A cancel was asked for: the job goes on in no way but to `cancelled`."""
+    """A cancel was requested: the job can only end `cancelled`."""
 
 
 class JobGone(LifecycleError):

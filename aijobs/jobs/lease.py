@@ -29,7 +29,7 @@ class Lease:
 def lease_of(job: AiJob, event_id: str | None = None) -> Lease:
     """Return the lease under which `job` is held. `ValueError` if nobody holds it."""
     if job.locked_by is None:
-        raise ValueError(f"job {job.id} is held by nobody")
+        raise ValueError(f"job {job.id} is not held")
     return Lease(job.id, job.locked_by, job.attempt_no, event_id)
 
 

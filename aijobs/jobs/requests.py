@@ -100,22 +100,22 @@ def agree_terms(definition: JobDefinition, overrides: Overrides, known_prompt: A
     faults = []
     priority = definition.queue.default_priority if overrides.priority is None else overrides.priority
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 100:
-        faults.append(("priority", "is a whole number within 0–100"))
+        faults.append(("priority", "must be a whole number from 0 to 100"))
     mode = definition.credential.default_mode if overrides.credential_mode is None else overrides.credential_mode
     if mode not in definition.credential.allowed_modes:
-        faults.append(("credentialMode", f"is one of {', '.join(definition.credential.allowed_modes)}"))
+        faults.append(("credentialMode", f"must be one of {', '.join(definition.credential.allowed_modes)}"))
     if mode == PLATFORM_KEY and overrides.credential_id is not None:
-        faults.append(("credentialId", "goes with the user's own key alone"))
+        faults.append(("credentialId", "is only allowed with the user's own key"))
     if mode != PLATFORM_KEY and not isinstance(overrides.credential_id, str):
-        faults.append(("credentialId", "is needed for the user's own key, and is a text"))
+        faults.append(("credentialId", "must be the id of the user's own key"))
     prompt = definition.prompt.version if definition.prompt else None
     if overrides.prompt_version is not None:
         prompt = overrides.prompt_version
         if definition.prompt is None or not known_prompt(definition.prompt.name, prompt):
-            faults.append(("promptVersion", "names no prompt of this job type"))
+            faults.append(("promptVersion", "is no prompt version of this job type"))
     output = definition.output.schema_version
     if overrides.output_schema_version not in (None, output):
-        faults.append(("outputSchemaVersion", f"is {definition.output.schema_version}"))
+        faults.append(("outputSchemaVersion", f"must be {definition.output.schema_version}"))
     if faults:
         raise InputInvalid(faults)
     return Terms(priority, mode, overrides.credential_id, prompt, output)

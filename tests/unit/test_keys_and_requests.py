@@ -1,4 +1,4 @@
-"""Names made of parts: no two different things may share one."""
+"""Dedupe keys and request hashes: different things never share one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aijobs.jobs.requests import CreateJobInput, Overrides, is_same_request, request_hash
@@ -19,7 +19,7 @@ KEYS = KeyRing((("k1", b"m" * 32),))
 
 @dataclass(frozen=True)
 class Job:
-    """What a dedupe key is made of."""
+    """The fields of a dedupe key."""
 
     id: str
     job_type: str
@@ -27,7 +27,7 @@ class Job:
     idempotency_key: str | None
 
 
-# Few characters, among them all that the key is spelt with, so that likenesses are found.
+# Few characters, among them all separators of the key, so that collisions are likely.
 parts = st.text("a:%jk=13A", min_size=1, max_size=6) | st.text(min_size=1, max_size=300).filter(
     lambda s: s.isprintable()
 )
@@ -41,24 +41,31 @@ def _tuple(job: Job, attempt: int) -> tuple[Any, ...]:
 
 
 @given(named, attempts, named, attempts)
-def test_two_events_share_a_key_only_if_they_ask_for_the_same(one: Job, first: int, other: Job, second: int) -> None:
+@example(Job("x", "t", "a:b", "c"), 1, Job("x", "t", "a", "b:c"), 1)
+@example(Job("x", "t", "a%3A", "c"), 1, Job("x", "t", "a:", "c"), 1)
+@example(Job("x", "t", "u", "k:1"), 1, Job("x", "t", "u", "k"), 11)
+@example(Job("j1", "t", "u", None), 1, Job("j2", "t", "u", "j1"), 1)
+@example(Job("j1", "t", "u", None), 1, Job("j2", "t", "u", "j=j1"), 1)
+def test_two_events_share_a_key_only_if_they_ask_for_the_same_attempt(
+    one: Job, first: int, other: Job, second: int
+) -> None:
     alike = _tuple(one, first) == _tuple(other, second)
     assert (enqueue_key(one, first) == enqueue_key(other, second)) == alike
 
 
 @given(named, attempts)
-def test_a_key_fits_its_column(job: Job, attempt: int) -> None:
+def test_key_fits_its_column(job: Job, attempt: int) -> None:
     assert len(enqueue_key(job, attempt)) <= MAX_LENGTH
 
 
-def test_a_key_is_spelt_with_type_user_name_and_attempt() -> None:
+def test_key_has_type_user_name_and_attempt() -> None:
     job = Job("id1", "synthetic", "u:1%", None)
     assert enqueue_key(job, 2) == "synthetic:u%3A1%25:j=id1:2"
     assert enqueue_key(replace(job, idempotency_key="a:b"), 2) == "synthetic:u%3A1%25:k=a%3Ab:2"
     assert end_key("ai.job.failed", "id1") == "ai.job.failed:id1"
 
 
-def test_a_key_that_is_too_long_is_a_digest_and_still_its_own() -> None:
+def test_key_that_is_too_long_is_a_unique_digest() -> None:
     job = Job("id1", "synthetic", ":" * 255, "k" * 255)
     keys = {enqueue_key(job, n) for n in (1, 2)} | {enqueue_key(replace(job, user_id="%" * 255), 1)}
     assert len(keys) == 3
@@ -69,7 +76,7 @@ def test_a_key_that_is_too_long_is_a_digest_and_still_its_own() -> None:
 
 
 def request(content: Any, **changes: Any) -> CreateJobInput:
-    """A request with this content."""
+    """Return a request with this content."""
     return replace(CreateJobInput("u1", "synthetic", "note", "n1", {"a": content}), **changes)
 
 
@@ -91,16 +98,16 @@ def test_two_requests_share_a_hash_only_if_their_input_is_equal(one: Any, other:
         {"overrides": Overrides(output_schema_version="1")},
     ],
 )
-def test_target_and_each_override_are_part_of_the_request(changes: dict[str, Any]) -> None:
+def test_request_hash_covers_target_and_each_override(changes: dict[str, Any]) -> None:
     assert not is_same_request(request(1, **changes), request_hash(request(1), KEYS), KEYS)
 
 
-def test_user_type_and_key_are_no_part_of_the_request() -> None:
+def test_request_hash_does_not_cover_user_type_and_key() -> None:
     for changes in ({"user_id": "u2"}, {"job_type": "other"}, {"idempotency_key": "k"}):
         assert is_same_request(request(1, **changes), request_hash(request(1), KEYS), KEYS)
 
 
-def test_a_hash_names_its_key_and_without_that_key_it_matches_nothing() -> None:
+def test_request_hash_matches_nothing_without_its_message_key() -> None:
     stored = request_hash(request(1), KEYS)
     assert stored is not None
     assert stored.startswith("k1:")

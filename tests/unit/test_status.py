@@ -1,4 +1,4 @@
-"""The states, the moves between them, and the words derived from them."""
+"""The states, the transitions between them, and the phases derived from them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from aijobs.jobs.status import LIFECYCLE_STATUSES, PHASES, STATUS_TO_LIFECYCLE, 
 
 @dataclass
 class Row:
-    """What a phase is derived from."""
+    """The columns that a phase is derived from."""
 
     lifecycle_status: str
     locked_by: str | None = None
     cancel_requested_at: datetime | None = None
 
 
-def test_there_are_five_states_and_five_moves() -> None:
+def test_there_are_five_states_and_five_transitions() -> None:
     assert LIFECYCLE_STATUSES == ("queued", "running", "succeeded", "failed", "cancelled")
-    moves = {(source, target) for source, targets in TRANSITIONS.items() for target in targets}
-    assert moves == {
+    transitions = {(source, target) for source, targets in TRANSITIONS.items() for target in targets}
+    assert transitions == {
         ("queued", "running"),
         ("queued", "cancelled"),
         ("running", "succeeded"),
@@ -34,7 +34,7 @@ def test_there_are_five_states_and_five_moves() -> None:
     assert {source for source, targets in TRANSITIONS.items() if not targets} == status.FINAL
 
 
-def test_the_legacy_names_map_as_they_always_did() -> None:
+def test_legacy_names_map_to_their_states() -> None:
     assert STATUS_TO_LIFECYCLE == {
         "pending": "queued",
         "processing": "running",
@@ -62,22 +62,22 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
         (Row("cancelled", None, AT), True, "cancelled"),
     ],
 )
-def test_the_phase_says_where_a_job_is(row: Row, published: bool, expected: str) -> None:
+def test_phase_is_derived_from_the_row(row: Row, published: bool, expected: str) -> None:
     assert phase(row, published) == expected
     assert expected in PHASES
 
 
-def test_a_claim_knows_the_instance_that_its_token_names() -> None:
+def test_lease_names_the_instance_of_its_token() -> None:
     assert Lease("j", "host~boot~ns~1~2~ab/0123", 1).instance == "host~boot~ns~1~2~ab"
 
 
-def test_a_lease_counts_as_lost_after_length_and_grace() -> None:
+def test_lease_counts_as_lost_after_length_and_grace() -> None:
     from datetime import timedelta
 
     assert LeasePolicy(timedelta(seconds=60), timedelta(seconds=30)).threshold_ms == 90_000
 
 
-def test_an_error_carries_its_codes_public_message() -> None:
+def test_error_info_has_the_public_message_of_its_code() -> None:
     info = JobErrorInfo.of("TIMEOUT", "inner")
     assert (info.code, info.internal_message) == ("TIMEOUT", "inner")
     assert "took too long" in info.public_message

@@ -113,13 +113,13 @@ class JobChanges:
             return IllegalTransition(job_id, f"is {job.lifecycle_status}, which is final")
         if isinstance(target, Lease):
             if job.locked_by != target.token or job.attempt_no != target.attempt_no:
-                return LockLost(job_id, f"attempt {target.attempt_no} does not hold it any more")
+                return LockLost(job_id, f"attempt {target.attempt_no} no longer holds it")
             requested = job.cancel_requested_at is not None
             if cancelling and not requested:
-                return IllegalTransition(job_id, "nobody asked to cancel it")
+                return IllegalTransition(job_id, "no cancel was requested")
             if requested and not cancelling:
-                return CancelRequested(job_id, "a cancel was asked for")
-            return LockLost(job_id, "its lease was renewed or taken meanwhile")
+                return CancelRequested(job_id, "a cancel was requested")
+            return LockLost(job_id, "its lease was renewed or taken in between")
         if job.lifecycle_status == QUEUED or job.locked_by is None:
-            return IllegalTransition(job_id, f"is {job.lifecycle_status} and nobody asked to cancel it")
+            return IllegalTransition(job_id, f"is {job.lifecycle_status} and no cancel was requested")
         return JobLockConflict(job_id, "a worker holds it")

@@ -69,7 +69,7 @@ class Locks(JobChanges):
 
         def lock(session: Session) -> Locked:
             if not self._change(session, job_id, self._runnable, **self._locked(token)):
-                raise JobLockConflict(job_id, "not there to be locked: held, final, not due, or its queue is paused")
+                raise JobLockConflict(job_id, "can't be locked: held, final, not due, or its queue is paused")
             job, held, content, *row = find(session).one()
             if job.is_suspect and not suspects:
                 raise RunsAlone(job_id, job.losses)

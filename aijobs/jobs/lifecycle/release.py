@@ -85,7 +85,7 @@ class Releases(Ends):
             if self._lock_until(session, lease, waits) != lock_until:
                 refused = self._refusal(session, lease)
                 # A cancel is the holder's to write, and the holder is alive.
-                renewed = LockLost(lease.job_id, "its lease was renewed or taken meanwhile")
+                renewed = LockLost(lease.job_id, "its lease was renewed or taken in between")
                 raise renewed if isinstance(refused, CancelRequested) else refused
             waits = True  # On a repeat the row may be locked by our own COMMIT, whose answer is late.
             return self._lose(session, lease, Note("lease_lost", REAPER), _UNCHARGED, at_once=at_once)

@@ -55,7 +55,7 @@ class LifecycleRepository(Locks, Releases):
         def end(session: Session) -> AiJob:
             waits_for_it = and_(WAITS, AiJob.attempt_no == attempt - 1, NO_CANCEL)
             if not self._change(session, job_id, waits_for_it, **self._locked(token)):
-                raise JobLockConflict(job_id, f"does not wait for attempt {attempt}")
+                raise JobLockConflict(job_id, f"doesn't wait for attempt {attempt}")
             job = self._get(session, job_id)
             record(session, self._clock, job, "locked", actor=actor, instance=instance)
             return self.mark_failed(lease_of(job), error, session, actor=actor)

@@ -1,4 +1,4 @@
-"""A cancel that was acknowledged ends as cancelled, whatever runs against it; a late one changes nothing."""
+"""An acknowledged cancel ends the job as cancelled, whatever else is written at once. A late one changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _end_events(kit: Kit, job_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("state", ["queued", "retrying"])
-def test_a_job_that_nobody_holds_is_cancelled_at_once_with_its_event_and_message(kit: Kit, state: str) -> None:
+def test_waiting_job_is_cancelled_at_once_with_its_event_and_message(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     kit.advance(2)
     sent = kit.broker.pending_count("ai-interactive")
@@ -49,13 +49,13 @@ def test_a_job_that_nobody_holds_is_cancelled_at_once_with_its_event_and_message
     ]
     assert not [event for event in kit.events(job_id) if event.status == PENDING]
     assert _end_events(kit, job_id) == ["ai.job.cancelled"]
-    # The message of a queued job was handed over by its creator; the second attempt's is not sent yet.
+    # The creator handed over the message of the queued job. That of the second attempt isn't sent yet.
     assert kit.broker.pending_count("ai-interactive") == sent - (1 if state == "queued" else 0)
     with pytest.raises(JobLockConflict):
         kit.lock(job_id)
 
 
-def test_a_running_job_records_the_wish_once_and_hints_at_it(kit: Kit) -> None:
+def test_running_job_records_a_cancel_request_once_and_sends_a_hint(kit: Kit) -> None:
     lease = kit.running()
     for n, by in enumerate(("user:u1", "operator:ann", "user:u1")):
         kit.advance(1)
@@ -70,7 +70,7 @@ def test_a_running_job_records_the_wish_once_and_hints_at_it(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("state", [*sorted(FINAL), "cancelled_waiting"])
-def test_a_final_job_answers_with_its_state_however_often_it_is_asked(kit: Kit, state: str) -> None:
+def test_cancel_of_a_final_job_returns_its_state(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     before = kit.everything()
     for _ in range(2):
@@ -82,13 +82,13 @@ def test_a_final_job_answers_with_its_state_however_often_it_is_asked(kit: Kit, 
     assert kit.everything() == before
 
 
-def test_strictness_changes_nothing_for_a_job_that_can_be_cancelled(sqlite_kit: Kit) -> None:
+def test_strict_cancel_of_a_waiting_job_cancels_it(sqlite_kit: Kit) -> None:
     job_id = sqlite_kit.new_job().id
     assert sqlite_kit.jobs.cancel(job_id, "user:u1", strict=True).lifecycle_status == "cancelled"
 
 
 @pytest.mark.parametrize("by", ["user:u1", "operator:ann"])
-def test_a_job_type_that_forbids_it_binds_users_and_operators_until_the_job_is_final(sqlite_kit: Kit, by: str) -> None:
+def test_uncancellable_job_type_refuses_users_and_operators_until_the_job_is_final(sqlite_kit: Kit, by: str) -> None:
     kit = sqlite_kit
     lease = kit.running(job_type=STUBBORN_TYPE)
     before = kit.everything()
@@ -100,14 +100,14 @@ def test_a_job_type_that_forbids_it_binds_users_and_operators_until_the_job_is_f
     assert kit.jobs.cancel(lease.job_id, by).lifecycle_status == "succeeded"
 
 
-def test_a_job_of_a_type_that_nobody_knows_can_be_cancelled(sqlite_kit: Kit) -> None:
+def test_job_of_an_unknown_type_can_be_cancelled(sqlite_kit: Kit) -> None:
     job = build_job(job_type="gone", event_seq=1)
     with sqlite_kit.database.transaction() as session:
         session.add(job)
     assert sqlite_kit.jobs.cancel(job.id, "operator:ann").lifecycle_status == "cancelled"
 
 
-def test_somebody_elses_job_and_no_job_answer_alike(kit: Kit) -> None:
+def test_cancel_of_another_users_job_is_not_found_like_no_job(kit: Kit) -> None:
     job_id = kit.new_job(user_id="u1").id
     asked = [(job_id, owner) for owner in ("", "0", "U1", "u1 ", "01", "ú1", "ｕ１")]
     for one, owner in [*asked, (new_id(), "u1"), (job_id.upper(), "u1"), (job_id + " ", "u1")]:
@@ -117,21 +117,21 @@ def test_somebody_elses_job_and_no_job_answer_alike(kit: Kit) -> None:
     assert kit.types(job_id) == ["created"]
 
 
-def test_a_cancel_needs_no_broker(kit: Kit) -> None:
+def test_cancel_needs_no_broker(kit: Kit) -> None:
     queued, running = kit.new_job().id, kit.running().job_id
     kit.broker.away = True
     assert kit.jobs.cancel(queued, "user:u1").lifecycle_status == "cancelled"
     assert kit.jobs.cancel(running, "user:u1").cancel_requested_at is not None
 
 
-def test_a_cancelled_job_stays_so_when_workers_and_hints_are_gone(kit: Kit) -> None:
+def test_cancelled_job_is_not_locked_after_its_hint_is_lost(kit: Kit) -> None:
     job_id = kit.new_job().id
     message = kit.broker.take("ai-interactive")
     assert message.job_id == job_id
     kit.jobs.cancel(job_id, "user:u1")
     kit.broker.lose_all()
     with pytest.raises(JobLockConflict):
-        kit.lifecycle.lock_job(message.job_id, "a worker that starts later")
+        kit.lifecycle.lock_job(message.job_id, "late-worker")
     assert kit.types(job_id) == ["created", "cancel_requested", "cancelled"]
 
 
@@ -139,7 +139,7 @@ def test_a_cancelled_job_stays_so_when_workers_and_hints_are_gone(kit: Kit) -> N
 
 
 def _take_over(kit: Kit, lease: Lease) -> AiJob:
-    """As the reaper's passes do, which come again where another transaction has the row."""
+    """Take the lease as the reaper does: its next pass tries again if another transaction has locked the row."""
     until = kit.job(lease.job_id).lock_until
     assert until is not None
     while True:
@@ -160,7 +160,7 @@ AGAINST: dict[str, Callable[[Kit, Lease], Any]] = {
 
 @OTHERS_LATER
 @pytest.mark.parametrize("against", AGAINST)
-def test_a_cancel_acknowledged_before_the_end_wins_over_every_way_to_go_on(live_kit: Kit, against: str) -> None:
+def test_acknowledged_cancel_wins_over_every_other_write(live_kit: Kit, against: str) -> None:
     kit = live_kit
     for _ in range(15):
         lease = kit.running(job_type="synthetic_background")
@@ -177,7 +177,7 @@ def test_a_cancel_acknowledged_before_the_end_wins_over_every_way_to_go_on(live_
             job, types = kit.job(lease.job_id), kit.types(lease.job_id)
         else:
             assert not isinstance(other, Exception), other
-        assert job.lifecycle_status in FINAL, "a cancelled job does not go on"
+        assert job.lifecycle_status in FINAL, "a job with a cancel request doesn't go on"
         assert _end_events(kit, job.id) == [END_EVENTS[job.lifecycle_status]]
         if job.cancel_requested_at is None:
             assert against in ("success", "failure")
@@ -193,7 +193,7 @@ def test_a_cancel_acknowledged_before_the_end_wins_over_every_way_to_go_on(live_
         assert not [event for event in kit.events(job.id) if event.status == PENDING]
 
 
-def test_a_cancel_and_a_lock_at_once_end_cancelled_or_wait_for_the_worker(live_kit: Kit) -> None:
+def test_cancel_and_lock_at_once_cancel_the_job_or_leave_a_request(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
         job_id = kit.new_job().id
@@ -211,7 +211,7 @@ def test_a_cancel_and_a_lock_at_once_end_cancelled_or_wait_for_the_worker(live_k
             assert kit.types(job_id) == ["created", "locked", "cancel_requested"]
 
 
-def test_many_who_cancel_one_job_leave_one_request_and_one_end(live_kit: Kit) -> None:
+def test_ten_cancels_at_once_leave_one_request_and_one_end(live_kit: Kit) -> None:
     kit = live_kit
     for make in (lambda: kit.new_job().id, lambda: kit.running().job_id):
         job_id = make()
@@ -222,7 +222,7 @@ def test_many_who_cancel_one_job_leave_one_request_and_one_end(live_kit: Kit) ->
         assert len(_end_events(kit, job_id)) == (1 if kit.job(job_id).lifecycle_status == "cancelled" else 0)
 
 
-def test_a_holder_that_was_refused_its_success_can_only_cancel(kit: Kit) -> None:
+def test_holder_of_a_job_with_a_cancel_request_can_only_cancel_it(kit: Kit) -> None:
     lease = kit.running()
     kit.lifecycle.request_cancel(lease.job_id, "user:u1")
     with pytest.raises(CancelRequested):
@@ -233,7 +233,7 @@ def test_a_holder_that_was_refused_its_success_can_only_cancel(kit: Kit) -> None
         kit.lifecycle.mark_succeeded(lease)
 
 
-def test_a_request_is_seen_by_a_loop_that_only_reads(live_kit: Kit) -> None:
+def test_cancel_request_is_visible_to_another_process(live_kit: Kit) -> None:
     kit = live_kit
     lease = kit.running()
     other = Database(kit.url)
@@ -245,7 +245,7 @@ def test_a_request_is_seen_by_a_loop_that_only_reads(live_kit: Kit) -> None:
         other.dispose()
 
 
-def test_another_process_with_a_clock_of_its_own_changes_nothing_about_the_race(live_kit: Kit) -> None:
+def test_locks_of_two_processes_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     job_id = kit.new_job().id
     with open_kit(kit.url) as second:

@@ -1,4 +1,4 @@
-"""A job comes into being whole or not at all, and what can't be stored is refused at the door."""
+"""A job is created whole or not at all, and input that can't be stored is refused."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WHOLE = {"ai_jobs": 1, "ai_job_snapshots": 1, "ai_job_events": 1, "outbox_events
 
 
 class Fault(Exception):
-    """What is injected."""
+    """The error that a test injects."""
 
 
 @contextmanager
 def fault_at(kit: Kit, number: int, error: Exception, *, times: int = 1) -> Iterator[list[str]]:
-    """Raise `error` at the `number`-th statement from here on that writes, `times` times over."""
+    """Raise `error` at the `number`-th writing statement, so many `times`."""
     written: list[str] = []
     left = [times]
 
@@ -52,7 +52,7 @@ def fault_at(kit: Kit, number: int, error: Exception, *, times: int = 1) -> Iter
         event.remove(kit.database.engine, "before_cursor_execute", inject)
 
 
-def test_a_new_job_is_a_row_a_snapshot_an_event_and_a_line_of_history(kit: Kit) -> None:
+def test_new_job_has_a_snapshot_an_event_and_a_history_row(kit: Kit) -> None:
     created = kit.create({"output": {"said": "hello"}, "artifacts": 2}, user_id="u7", priority=3)
     assert created.created
     assert kit.counts() == WHOLE
@@ -77,8 +77,8 @@ def test_a_new_job_is_a_row_a_snapshot_an_event_and_a_line_of_history(kit: Kit) 
     assert kit.broker.take("ai-interactive").job_id == created.job.id
 
 
-def test_a_fault_at_any_statement_leaves_nothing_of_the_job(kit: Kit) -> None:
-    kit.create(user_id="u1")  # The user's row stands in a transaction of its own.
+def test_fault_at_any_statement_leaves_nothing_of_the_job(kit: Kit) -> None:
+    kit.create(user_id="u1")  # It creates the user's row, in a transaction of its own.
     before, sent = kit.everything(), kit.broker.pending_count("ai-interactive")
     with fault_at(kit, 99, Fault()) as written:
         assert kit.create(user_id="u1").created
@@ -95,7 +95,7 @@ def test_a_fault_at_any_statement_leaves_nothing_of_the_job(kit: Kit) -> None:
     assert kit.counts() == {name: count + (name != "quota_usage") for name, count in whole.items()}
 
 
-def test_a_deadlock_at_any_statement_is_repeated_and_has_a_single_effect(kit: Kit) -> None:
+def test_deadlock_at_any_statement_is_repeated_with_a_single_effect(kit: Kit) -> None:
     kit.create(user_id="u1")
     with fault_at(kit, 99, Fault()) as written:
         kit.create(user_id="u1")
@@ -108,7 +108,7 @@ def test_a_deadlock_at_any_statement_is_repeated_and_has_a_single_effect(kit: Ki
         assert kit.counts() == {name: count + (name != "quota_usage") for name, count in before.items()}
 
 
-def test_a_database_that_stays_locked_is_given_up_after_five_tries(sqlite_kit: Kit) -> None:
+def test_create_fails_after_five_tries_on_a_locked_database(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     kit.create(user_id="u1")
     before = kit.everything()
@@ -123,7 +123,7 @@ def test_a_database_that_stays_locked_is_given_up_after_five_tries(sqlite_kit: K
 # --- the caller's transaction --------------------------------------------------------------------------------------
 
 
-def test_a_job_created_in_a_callers_transaction_goes_with_it(kit: Kit) -> None:
+def test_job_created_in_a_callers_transaction_is_rolled_back_with_it(kit: Kit) -> None:
     def work(session: Any) -> None:
         job = kit.lifecycle.create_job(session, build_job())
         kit.services.outbox_events.add_enqueue(session, job)
@@ -134,7 +134,7 @@ def test_a_job_created_in_a_callers_transaction_goes_with_it(kit: Kit) -> None:
     assert kit.counts() == {}
 
 
-def test_a_job_is_born_queued_whatever_its_maker_says(sqlite_kit: Kit) -> None:
+def test_new_job_is_always_queued(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     with kit.database.transaction() as session:
         job = kit.lifecycle.create_job(session, build_job(lifecycle_status="succeeded", progress=100, attempt_no=7))
@@ -156,7 +156,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_mark_joins_the_session_it_is_given_and_commits_its_own_else(kit: Kit, mark: str) -> None:
+def test_mark_joins_its_callers_session_or_commits_its_own(kit: Kit, mark: str) -> None:
     state = {"mark_cancelled": "cancel_requested", "give_up": "queued"}.get(mark, "running")
     job_id, lease = kit.job_in(state)
     before = kit.everything()
@@ -167,7 +167,7 @@ def test_a_mark_joins_the_session_it_is_given_and_commits_its_own_else(kit: Kit,
 
     with pytest.raises(Fault):
         kit.database.write(rolled_back)
-    assert kit.everything() == before, "the caller's rollback took it along"
+    assert kit.everything() == before, "the caller rolled it back"
     MARKS[mark](kit, lease, None)
     assert kit.row(job_id) != before["ai_jobs"][0]
     assert len(kit.types(job_id)) > len(before["ai_job_events"])
@@ -177,7 +177,7 @@ def test_a_mark_joins_the_session_it_is_given_and_commits_its_own_else(kit: Kit,
 
 
 def refused_fields(kit: Kit, request: CreateJobInput) -> list[str]:
-    """The fields that a refused request names; no row is written, not even the user's."""
+    """Return the fields that a refused request names. No row is written, not even the user's."""
     with pytest.raises(InputInvalid) as refused, kit.statements() as seen:
         kit.jobs.create_job(request)
     assert not [statement for statement in seen if statement.startswith(("INSERT", "UPDATE", "DELETE"))]
@@ -186,7 +186,7 @@ def refused_fields(kit: Kit, request: CreateJobInput) -> list[str]:
 
 
 def deep(depth: int) -> Any:
-    """A list within a list within a list."""
+    """Return a list nested so deep."""
     value: Any = []
     for _ in range(depth - 1):
         value = [value]
@@ -207,13 +207,13 @@ BAD_OUTPUTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_an_input_that_cannot_be_stored_alike_everywhere_is_refused_by_field(kit: Kit) -> None:
+def test_input_that_some_database_cannot_store_is_refused_by_field(kit: Kit) -> None:
     for bad, (output, field) in BAD_OUTPUTS.items():
         assert refused_fields(kit, kit.request({"output": output})) == [field], bad
 
 
-def test_an_input_is_taken_down_to_one_depth_on_all_databases_and_refused_by_field_below_it(kit: Kit) -> None:
-    """MariaDB's JSON ends at 32 levels. Above the list stand four: the input, its calls, a call and its output."""
+def test_input_has_the_same_maximum_depth_on_all_databases(kit: Kit) -> None:
+    """MariaDB's JSON has at most 32 levels. The list is below four: the input, its calls, a call and its output."""
     deepest = deep(MAX_DEPTH - 4)
     job = kit.new_job({"output": {"a": deepest}}, idempotency_key="deep")
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=job.id)
@@ -223,7 +223,7 @@ def test_an_input_is_taken_down_to_one_depth_on_all_databases_and_refused_by_fie
         assert field == "calls[0].output.a" + "[0]" * (MAX_DEPTH - 4)
 
 
-def test_the_largest_numbers_are_kept_to_the_digit(kit: Kit) -> None:
+def test_largest_numbers_are_stored_exactly(kit: Kit) -> None:
     kit.create({"output": {"a": 2**53 - 1, "b": -(2**53 - 1), "c": 0.1, "d": 1e300}})
     (snapshot,) = kit.rows("ai_job_snapshots")
     assert snapshot["content"]["calls"][0]["output"] == {"a": 2**53 - 1, "b": -(2**53 - 1), "c": 0.1, "d": 1e300}
@@ -247,13 +247,13 @@ BAD_IDENTIFIERS = {
 }
 
 
-def test_an_identifier_that_databases_would_compare_differently_is_refused_by_name(kit: Kit) -> None:
+def test_identifier_that_databases_compare_differently_is_refused_by_name(kit: Kit) -> None:
     for bad, value in BAD_IDENTIFIERS.items():
         for field, name in IDENTIFIERS.items():
             assert refused_fields(kit, kit.request(**{field: value})) == [name], bad
 
 
-def test_identifiers_of_255_characters_fit_whatever_the_characters(kit: Kit) -> None:
+def test_identifiers_of_255_characters_of_any_kind_fit(kit: Kit) -> None:
     for character in ("x", "é", "漢", "\U0001f469", "\U0010ffff"):
         _check_long_name(kit, character * 255)
 
@@ -280,7 +280,7 @@ TEXTS = {
 }
 
 
-def test_any_text_but_nul_comes_back_as_it_was_given(kit: Kit) -> None:
+def test_any_text_without_nul_is_stored_unchanged(kit: Kit) -> None:
     for text in TEXTS.values():
         _check_text(kit, text)
 
@@ -298,28 +298,28 @@ def _check_text(kit: Kit, text: str) -> None:
     assert snapshot["content_hash"] == canonical_hash(snapshot["content"])
 
 
-def test_bad_input_names_each_field_that_is_wrong(sqlite_kit: Kit) -> None:
+def test_invalid_input_names_each_wrong_field(sqlite_kit: Kit) -> None:
     bad = {"calls": [{"sleep_ms": -1, "artifacts": "2"}, {"unknown": 1}]}
     named = refused_fields(sqlite_kit, sqlite_kit.request(input=bad))
     assert named == ["calls[0].sleep_ms", "calls[0].artifacts", "calls[1].unknown"]
     assert refused_fields(sqlite_kit, sqlite_kit.request(input={})) == ["calls"]
 
 
-def test_an_unknown_type_is_refused_before_anything_is_read(sqlite_kit: Kit) -> None:
+def test_unknown_type_is_refused_before_any_statement(sqlite_kit: Kit) -> None:
     with sqlite_kit.statements() as seen, pytest.raises(UnknownJobType):
         sqlite_kit.create(job_type="nope", idempotency_key="k")
     assert seen == []
     assert sqlite_kit.counts() == {}
 
 
-def test_a_hyphen_in_a_job_type_is_an_underscore(sqlite_kit: Kit) -> None:
+def test_hyphen_in_a_job_type_is_an_underscore(sqlite_kit: Kit) -> None:
     assert sqlite_kit.new_job(job_type="synthetic-background").job_type == "synthetic_background"
 
 
 # --- overrides -----------------------------------------------------------------------------------------------------
 
 
-def test_each_override_lands_in_its_column(kit: Kit) -> None:
+def test_each_override_is_stored_in_its_column(kit: Kit) -> None:
     credential = _credential(kit, "u1")
     job = kit.new_job(
         priority=0, credential_mode="user_deepseek_key", credential_id=credential, output_schema_version="1"
@@ -343,8 +343,8 @@ def test_each_override_lands_in_its_column(kit: Kit) -> None:
 BAD_OVERRIDES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "priority below": ({"priority": -1}, ["priority"]),
     "priority above": ({"priority": 101}, ["priority"]),
-    "priority of another kind": ({"priority": True}, ["priority"]),
-    "priority that is broken": ({"priority": 1.5}, ["priority"]),
+    "priority of another type": ({"priority": True}, ["priority"]),
+    "priority with a fraction": ({"priority": 1.5}, ["priority"]),
     "mode": ({"credential_mode": "theirs"}, ["credentialMode", "credentialId"]),
     "empty mode": ({"credential_mode": ""}, ["credentialMode", "credentialId"]),
     "no credential": ({"credential_mode": "user_deepseek_key"}, ["credentialId"]),
@@ -355,28 +355,28 @@ BAD_OVERRIDES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"credential_mode": "user_deepseek_key", "credential_id": "\ud800"},
         ["credentialId"],
     ),
-    "prompt of none": ({"prompt_version": "v1"}, ["promptVersion"]),
+    "prompt of a type without prompts": ({"prompt_version": "v1"}, ["promptVersion"]),
     "output version": ({"output_schema_version": "2"}, ["outputSchemaVersion"]),
     "empty output version": ({"output_schema_version": ""}, ["outputSchemaVersion"]),
     "two at once": ({"priority": 900, "output_schema_version": "2"}, ["priority", "outputSchemaVersion"]),
 }
 
 
-def test_an_override_is_checked_like_the_default_that_it_replaces(kit: Kit) -> None:
-    kit.create()  # The user's row is there; a credential is looked up behind it.
+def test_override_is_checked_like_its_default(kit: Kit) -> None:
+    kit.create()  # It creates the user's row, which is locked before a credential is read.
     for bad, (overrides, named) in BAD_OVERRIDES.items():
         assert refused_fields(kit, kit.request(**overrides)) == named, bad
         assert refused_fields(kit, kit.request(idempotency_key="k", **overrides)) == named, bad
 
 
-def test_somebody_elses_credential_is_none(kit: Kit) -> None:
+def test_another_users_credential_is_refused(kit: Kit) -> None:
     credential = _credential(kit, "u2")
     kit.create()
     request = kit.request(credential_mode="user_deepseek_key", credential_id=credential)
     assert refused_fields(kit, request) == ["credentialId"]
 
 
-def test_a_credential_that_goes_leaves_the_job_without_one(kit: Kit) -> None:
+def test_job_outlives_its_deleted_credential(kit: Kit) -> None:
     credential = _credential(kit, "u1")
     job = kit.new_job(credential_mode="user_deepseek_key", credential_id=credential)
     with kit.database.transaction() as session:
@@ -403,7 +403,7 @@ def _credential(kit: Kit, user_id: str) -> str:
     return credential_id
 
 
-def test_a_broker_that_is_away_does_not_keep_a_job_from_being_made(kit: Kit) -> None:
+def test_job_is_created_while_the_broker_is_unavailable(kit: Kit) -> None:
     kit.broker.away = True
     job = kit.new_job()
     assert isinstance(job, AiJob)

@@ -1,4 +1,4 @@
-"""Whose turn it is: one user's backlog holds up nobody, and nobody waits for nothing."""
+"""Fairness: one user's backlog delays no other user, and no slot idles while jobs wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.rows import build_job
 
 
 def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
-    """Waiting jobs of a user, in the order of their ids."""
+    """Insert waiting jobs of a user, and return their ids in order."""
     jobs = [build_job(id=new_id(), user_id=user, **changes) for _ in range(number)]
     columns = [c.key for c in AiJob.__table__.columns if c.computed is None]
     zero = {"progress": 0, "event_seq": 0, "retry_count": 0, "lost_count": 0, "attempt_no": 0, "artifact_count": 0}
@@ -32,11 +32,11 @@ def backlog(kit: Kit, user: str, number: int, **changes: Any) -> list[str]:
 
 
 def take(kit: Kit, job_id: str) -> Lease:
-    """What a worker does that popped this job's message: it takes the job, or the one whose turn it is."""
+    """Lock a job as a worker does that popped its message, or the one that fairness names instead."""
     try:
         return kit.lock(job_id)
-    except NotYourTurn as turn:
-        return kit.lock(turn.instead)
+    except NotYourTurn as refusal:
+        return kit.lock(refusal.instead)
 
 
 def refused(kit: Kit, job_id: str) -> NotYourTurn:
@@ -46,13 +46,13 @@ def refused(kit: Kit, job_id: str) -> NotYourTurn:
 
 
 class Slots:
-    """Workers of a queue that pop one message after the other, and run it for a while."""
+    """Worker slots of a queue, which take messages in order and run each job for a while."""
 
     def __init__(self, kit: Kit, number: int, messages: Iterable[str]) -> None:
         self.kit, self.number, self.messages = kit, number, list(messages)
         self.running: list[Lease] = []
         self.order: list[str] = []
-        """The users whose jobs were taken."""
+        """The users whose jobs were locked, in order."""
 
     def user(self, lease: Lease) -> str:
         return self.kit.job(lease.job_id).user_id
@@ -62,7 +62,7 @@ class Slots:
             try:
                 lease = take(self.kit, self.messages[0])
             except JobLockConflict:
-                self.messages.pop(0)  # Taken in another's place before.
+                self.messages.pop(0)  # It ran instead of another job before.
                 continue
             if lease.job_id == self.messages[0]:
                 self.messages.pop(0)
@@ -70,7 +70,7 @@ class Slots:
             self.order.append(self.user(lease))
 
     def finish(self) -> None:
-        """The job that runs longest ends."""
+        """End the job that has run longest."""
         self.kit.lifecycle.mark_succeeded(self.running.pop(0))
 
     def held(self) -> Counter[str]:
@@ -80,13 +80,13 @@ class Slots:
 # --- the rule ------------------------------------------------------------------------------------------------------
 
 
-def test_a_user_who_is_alone_has_every_slot(kit: Kit) -> None:
+def test_user_without_competitors_has_every_slot(kit: Kit) -> None:
     slots = Slots(kit, 5, backlog(kit, "a", 6))
     slots.fill()
     assert slots.held() == {"a": 5}
 
 
-def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Kit) -> None:
+def test_backlog_of_a_thousand_jobs_does_not_delay_another_user(kit: Kit) -> None:
     slots = Slots(kit, 4, backlog(kit, "a", 1000))
     slots.fill()
     slots.messages += backlog(kit, "b", 3)
@@ -94,7 +94,7 @@ def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Ki
         slots.finish()
         slots.fill()
         assert len(slots.running) == 4, "no slot idles"
-    assert slots.order[4:] == ["b", "b", "a"], "half of the slots, though a thousand messages were before"
+    assert slots.order[4:] == ["b", "b", "a"], "half of the slots, although a thousand messages came first"
     slots.messages = slots.messages[:20] + slots.messages[-3:]
     while slots.running:
         slots.finish()
@@ -103,7 +103,7 @@ def test_a_backlog_of_a_thousand_does_not_hold_up_a_user_who_comes_later(kit: Ki
     assert not slots.messages
 
 
-def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> None:
+def test_user_holds_at_most_half_of_the_slots_while_others_wait(kit: Kit) -> None:
     a = backlog(kit, "a", 9)
     backlog(kit, "b", 9)
     held: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def test_while_others_wait_nobody_takes_a_slot_beyond_half_of_them(kit: Kit) -> 
     assert held == {"a": 5, "b": 4}
 
 
-def test_with_one_slot_it_is_first_come_first_served(kit: Kit) -> None:
+def test_one_slot_serves_messages_in_their_order(kit: Kit) -> None:
     slots = Slots(kit, 1, backlog(kit, "a", 3) + backlog(kit, "b", 1))
     while slots.messages or slots.running:
         slots.fill()
@@ -122,7 +122,7 @@ def test_with_one_slot_it_is_first_come_first_served(kit: Kit) -> None:
     assert slots.order == ["a", "a", "a", "b"]
 
 
-def test_where_all_who_wait_are_at_their_share_no_slot_idles(kit: Kit) -> None:
+def test_no_slot_idles_if_all_waiting_users_hold_their_share(kit: Kit) -> None:
     a, b = backlog(kit, "a", 3), backlog(kit, "b", 3)
     kit.lock(a[0])
     kit.lock(b[0])
@@ -133,12 +133,12 @@ def test_where_all_who_wait_are_at_their_share_no_slot_idles(kit: Kit) -> None:
 def refused_or_none(kit: Kit, job_id: str) -> str | None:
     try:
         kit.lock(job_id)
-    except NotYourTurn as turn:
-        return turn.instead
+    except NotYourTurn as refusal:
+        return refusal.instead
     return None
 
 
-def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+def test_users_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     users = ["b", "c", "d", "Ω"]
     slots = Slots(kit, 2, backlog(kit, "a", 200))
@@ -150,10 +150,10 @@ def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
         slots.fill()
     others = [user for user in slots.order if user != "a"]
     assert len(others) >= 20
-    assert others[:8] == users * 2, "each in turn, whatever another has waiting"
+    assert others[:8] == users * 2, "in the order of the ring, with any backlog"
 
 
-# --- who waits -----------------------------------------------------------------------------------------------------
+# --- waiting jobs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,27 +168,27 @@ def test_many_users_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
     ],
     ids=" ".join,
 )
-def test_a_job_that_nobody_could_take_now_is_put_before_no_other(kit: Kit, waiting: dict[str, Any]) -> None:
+def test_job_that_cannot_be_locked_now_is_never_next(kit: Kit, waiting: dict[str, Any]) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1, **waiting)
     kit.lock(a[0])
     kit.lifecycle.lock_job(a[1], "worker-1", ["synthetic"])
 
 
-def test_a_job_that_can_not_be_taken_is_refused_for_what_it_is_and_nobody_else_runs_for_it(kit: Kit) -> None:
+def test_job_that_cannot_be_locked_lets_no_other_job_run_instead(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1)
     kit.lock(a[0])
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[0])
-    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice takes no turn"
+    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice lets no other job run"
     kit.pause("ai-interactive")
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[1])
     assert not isinstance(caught.value, NotYourTurn)
 
 
-def test_the_other_users_best_job_comes_first_and_one_to_be_tried_again_is_among_them(kit: Kit) -> None:
+def test_next_job_is_the_best_of_its_user_retries_included(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     later = backlog(kit, "b", 2, priority=60)
     urgent = backlog(kit, "b", 2, priority=10)
@@ -199,7 +199,7 @@ def test_the_other_users_best_job_comes_first_and_one_to_be_tried_again_is_among
     assert kit.job(later[0]).lifecycle_status == "queued"
 
 
-def test_a_refusal_writes_nothing(kit: Kit) -> None:
+def test_refusal_for_fairness_writes_nothing(kit: Kit) -> None:
     a = backlog(kit, "a", 2)
     backlog(kit, "b", 1)
     kit.lock(a[0])
@@ -208,7 +208,7 @@ def test_a_refusal_writes_nothing(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-def test_queues_have_shares_of_their_own(kit: Kit) -> None:
+def test_each_queue_has_its_own_shares(kit: Kit) -> None:
     a = backlog(kit, "a", 1)
     there = backlog(kit, "a", 1, queue_name="ai-background", job_type=BACKGROUND_TYPE)
     backlog(kit, "b", 1)
@@ -217,7 +217,7 @@ def test_queues_have_shares_of_their_own(kit: Kit) -> None:
     assert kit.lock(there[0]).attempt_no == 1
 
 
-def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) -> None:
+def test_job_that_runs_instead_has_its_event_marked_published(kit: Kit) -> None:
     first, second = kit.new_job(user_id="a"), kit.new_job(user_id="a")
     other = kit.new_job(user_id="b")
     kit.lock(first.id)
@@ -226,8 +226,8 @@ def test_the_job_that_ran_in_the_others_place_has_its_event_settled(kit: Kit) ->
     assert [event.status for event in kit.events(second.id)] == ["pending"]
 
 
-def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) -> None:
-    """In an outage thousands of jobs wait for their time, and every lock comes by."""
+def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
+    """In an outage thousands of jobs wait for their due time, and each lock must skip them."""
     kit = sqlite_kit
     a = backlog(kit, "a", 2)
     kit.lock(a[0])
@@ -244,12 +244,12 @@ def test_jobs_that_are_not_due_are_not_stepped_over_one_by_one(sqlite_kit: Kit) 
     assert effort(kit.database.engine, lock) < 3 * before
 
 
-def test_a_lock_by_who_holds_another_job_reads_held_jobs_alone_whatever_waits(kit: Kit) -> None:
-    """An index that begins with the queue or the user leads to all that wait for a retry, too."""
+def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
+    """An index that begins with the queue or the user would also read all jobs that wait for a retry."""
     first, *rest = backlog(kit, "a", 8)
     kit.lock(first)
     backlog(kit, "b", 20, lifecycle_status="succeeded", attempt_no=1)
-    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # SQLite never analyzes by itself.
     learn("ai_jobs")
 
     def lock() -> None:
@@ -261,31 +261,31 @@ def test_a_lock_by_who_holds_another_job_reads_held_jobs_alone_whatever_waits(ki
     assert efforts(kit, lock) < 3 * before
 
 
-DEAD = {
+EXPIRED = {
     "lifecycle_status": "running",
     "attempt_no": 1,
     "locked_by": "host~boot~1~1~1~dead/token",
     "locked_at": BEGIN - timedelta(hours=1),
     "lock_until": BEGIN - timedelta(minutes=59),
 }
-"""A job whose worker was lost, and that nobody has taken over."""
+"""A job whose worker was lost, and whose lease nobody has taken."""
 
 
-def test_dead_leases_count_toward_no_share(kit: Kit) -> None:
-    backlog(kit, "a", 5, **DEAD)
-    backlog(kit, "b", 2, **DEAD)
+def test_expired_leases_count_toward_no_share(kit: Kit) -> None:
+    backlog(kit, "a", 5, **EXPIRED)
+    backlog(kit, "b", 2, **EXPIRED)
     a = backlog(kit, "a", 2)
     (b,) = backlog(kit, "b", 1)
     kit.lock(a[0])
-    assert refused(kit, a[1]).instead == b, "b holds nothing that runs"
+    assert refused(kit, a[1]).instead == b, "b has no live lease"
 
 
-def test_a_lock_costs_the_same_with_any_number_of_dead_leases(kit: Kit) -> None:
-    """Each lock counts who holds what: of a million dead leases it must read none."""
+def test_lock_reads_no_expired_leases(kit: Kit) -> None:
+    """Each lock counts the live leases. Of a million expired ones it must read none."""
     mine = backlog(kit, "a", 20)
     (other,) = backlog(kit, "b", 1)
     kit.lock(mine.pop())
-    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # It never does so by itself.
+    learn = kit.analyze if kit.database.engine.dialect.name != "sqlite" else str  # SQLite never analyzes by itself.
     learn("ai_jobs")
 
     def lock_alone() -> None:
@@ -300,18 +300,18 @@ def test_a_lock_costs_the_same_with_any_number_of_dead_leases(kit: Kit) -> None:
     backlog(kit, "z", FEW_DUE + 1, **many)
     again = efforts(kit, lock_and_look_for_another)
     for user in ("a", "b", "c"):
-        backlog(kit, user, 1000, **DEAD)
+        backlog(kit, user, 1000, **EXPIRED)
     learn("ai_jobs")
     for work, limit in zip(works, (before[0], max(before[1], again)), strict=True):
         assert efforts(kit, work) < 2 * limit, work.__name__
 
 
 def efforts(kit: Kit, work: Callable[[], None]) -> int:
-    """The least of three: what a server reads for itself beside it is in one or the other."""
+    """Return the least of three measurements, because a server also does work of its own."""
     return min(effort(kit.database.engine, work) for _ in range(3))
 
 
-def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit: Kit) -> None:
+def test_many_jobs_due_again_are_next_in_the_order_of_the_ring(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     due = {"lifecycle_status": "running", "attempt_no": 1}
     a = backlog(kit, "a", 2)
@@ -319,12 +319,12 @@ def test_many_jobs_that_are_due_again_get_their_turns_around_the_ring(sqlite_kit
     for user in ("b", "c"):
         backlog(kit, user, FEW_DUE, **due, next_attempt_at=BEGIN - timedelta(minutes=1))
     (d,) = backlog(kit, "d", 1, **due, next_attempt_at=BEGIN)
-    turns = [refused(kit, a[1]).instead for _ in range(4)]
-    assert [kit.job(job_id).user_id for job_id in turns] == ["b", "c", "d", "b"]
-    assert turns[2] == d, "though so many were due before it"
+    following = [refused(kit, a[1]).instead for _ in range(4)]
+    assert [kit.job(job_id).user_id for job_id in following] == ["b", "c", "d", "b"]
+    assert following[2] == d, "although many jobs were due before it"
 
 
-def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: Kit) -> None:
+def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     a = backlog(kit, "a", 400)
     b = backlog(kit, "b", 1)
@@ -334,7 +334,7 @@ def test_a_backlog_is_stepped_over_by_the_index_and_not_row_by_row(sqlite_kit: K
     assert any("ix_ai_jobs_due (queue_name=? AND lifecycle_status=?" in line for line in plan(kit, seen[-2]))
     assert any(TURNS in line for line in plan(kit, seen[-1]))
     assert len([statement for statement in seen if not statement.startswith("BEGIN")]) == 5, (
-        "two for the lock, three to tell"
+        "two for the lock, three for fairness"
     )
     backlog(kit, "b", FEW_DUE + 1, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN)
     with kit.statements() as seen:

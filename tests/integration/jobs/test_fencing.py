@@ -1,4 +1,4 @@
-"""A holder that was overtaken writes nothing; a beat that is late, or repeats itself, loses nothing."""
+"""Fencing: a stale lease writes nothing, and a late or repeated heartbeat loses nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HOLDERS_WRITES: dict[str, Callable[[Kit, Lease], Any]] = {
 }
 
 
-def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
-    """A job in its second attempt by the same worker, and leases that are not its holder's."""
+def _stale_leases(kit: Kit) -> tuple[str, dict[str, Lease]]:
+    """Return a job in its second attempt by the same worker, and leases that don't hold it."""
     old = kit.running()
     kit.lifecycle.release(old)
     now = kit.lock(old.job_id, "worker-1")
@@ -48,15 +48,15 @@ def _stale_claims(kit: Kit) -> tuple[str, dict[str, Lease]]:
         "the attempt before, of the same worker": old,
         "the attempt before under the new token": Lease(now.job_id, now.token, 1),
         "the new attempt under the old token": Lease(now.job_id, old.token, now.attempt_no),
-        "an attempt to come": Lease(now.job_id, now.token, now.attempt_no + 1),
+        "a later attempt": Lease(now.job_id, now.token, now.attempt_no + 1),
         "the token of another job": Lease(now.job_id, other.token, now.attempt_no),
         "no token": Lease(now.job_id, "", now.attempt_no),
     }
 
 
 @pytest.mark.parametrize("write", HOLDERS_WRITES)
-def test_whoever_does_not_hold_the_present_attempt_writes_nothing(kit: Kit, write: str) -> None:
-    _, stale = _stale_claims(kit)
+def test_stale_lease_writes_nothing(kit: Kit, write: str) -> None:
+    _, stale = _stale_leases(kit)
     before = kit.everything()
     for which, lease in stale.items():
         with pytest.raises(LockLost):
@@ -64,8 +64,8 @@ def test_whoever_does_not_hold_the_present_attempt_writes_nothing(kit: Kit, writ
         assert kit.everything() == before, f"{write} with {which} wrote something"
 
 
-def test_a_stale_holder_is_refused_also_while_a_cancel_waits_for_the_new_one(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+def test_stale_lease_is_lost_also_while_a_cancel_is_requested(kit: Kit) -> None:
+    job_id, stale = _stale_leases(kit)
     kit.lifecycle.request_cancel(job_id, "user:u1")
     before = kit.everything()
     for write in HOLDERS_WRITES.values():
@@ -75,8 +75,8 @@ def test_a_stale_holder_is_refused_also_while_a_cancel_waits_for_the_new_one(kit
     assert kit.everything() == before
 
 
-def test_a_stale_holder_learns_that_it_lost_the_job_also_once_the_new_one_has_ended_it(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+def test_stale_lease_is_lost_also_after_the_new_attempt_ended_the_job(kit: Kit) -> None:
+    job_id, stale = _stale_leases(kit)
     kit.lifecycle.mark_succeeded(Lease(job_id, kit.job(job_id).locked_by or "", 2))
     before = kit.everything()
     with pytest.raises(LockLost):
@@ -84,8 +84,8 @@ def test_a_stale_holder_learns_that_it_lost_the_job_also_once_the_new_one_has_en
     assert kit.everything() == before
 
 
-def test_a_refused_write_rolls_back_what_its_transaction_wrote_before(kit: Kit) -> None:
-    job_id, stale = _stale_claims(kit)
+def test_refused_write_rolls_back_its_whole_transaction(kit: Kit) -> None:
+    job_id, stale = _stale_leases(kit)
     before = kit.everything()
 
     def work(session: Any) -> None:
@@ -97,8 +97,8 @@ def test_a_refused_write_rolls_back_what_its_transaction_wrote_before(kit: Kit) 
     assert kit.everything() == before
 
 
-def test_a_row_that_was_locked_for_another_job_ends_none(sqlite_kit: Kit) -> None:
-    """What is told of an end is numbered by that row."""
+def test_row_of_another_job_is_refused_by_mark_succeeded(sqlite_kit: Kit) -> None:
+    """The row numbers the history of the end."""
     kit, one, other = sqlite_kit, sqlite_kit.running(), sqlite_kit.running()
     before = kit.everything()
 
@@ -110,7 +110,7 @@ def test_a_row_that_was_locked_for_another_job_ends_none(sqlite_kit: Kit) -> Non
     assert kit.everything() == before
 
 
-def test_a_beat_that_changes_nothing_is_no_lost_lock(kit: Kit) -> None:
+def test_heartbeat_that_changes_nothing_does_not_lose_the_lease(kit: Kit) -> None:
     lease = kit.running()
     for _ in range(2):
         kit.lifecycle.extend_lock(lease)
@@ -119,14 +119,14 @@ def test_a_beat_that_changes_nothing_is_no_lost_lock(kit: Kit) -> None:
     assert (job.lock_until, job.progress) == (BEGIN + timedelta(seconds=60), 30)
 
 
-def test_a_matched_row_counts_though_nothing_in_it_changed(kit: Kit) -> None:
+def test_change_rows_counts_matched_rows_even_if_unchanged(kit: Kit) -> None:
     job_id = kit.new_job().id
     with kit.database.transaction() as session:
         assert change_rows(session, update(AiJob).where(AiJob.id == job_id).values(priority=AiJob.priority)) == 1
         assert change_rows(session, update(AiJob).where(AiJob.id == "nobody").values(priority=1)) == 0
 
 
-def test_a_beat_after_the_lease_but_before_a_takeover_renews_it(kit: Kit) -> None:
+def test_heartbeat_renews_an_expired_lease_that_nobody_has_taken(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(65)
     kit.lifecycle.extend_lock(lease)
@@ -136,7 +136,7 @@ def test_a_beat_after_the_lease_but_before_a_takeover_renews_it(kit: Kit) -> Non
     assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
-def test_a_late_result_is_taken_as_long_as_nobody_took_over(kit: Kit) -> None:
+def test_late_result_succeeds_if_nobody_has_taken_the_lease(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(100_000)
     kit.lifecycle.save_output(lease, {"paid": True})
@@ -154,7 +154,7 @@ def test_progress_never_falls_within_an_attempt_and_stays_within_0_and_100(kit: 
     kit.lifecycle.release(lease)
     assert kit.job(lease.job_id).progress == 100
     kit.lock(lease.job_id)
-    assert kit.job(lease.job_id).progress == 0, "a new attempt begins anew"
+    assert kit.job(lease.job_id).progress == 0, "a new attempt begins at 0"
 
 
 def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded_one(kit: Kit) -> None:
@@ -165,7 +165,7 @@ def test_progress_keeps_its_last_value_in_a_failed_job_and_is_100_in_a_succeeded
     assert (kit.job(failed.job_id).progress, kit.job(succeeded.job_id).progress) == (40, 100)
 
 
-def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> None:
+def test_old_leases_of_a_failed_job_write_nothing(kit: Kit) -> None:
     lease = kit.running()
     kit.set(lease.job_id, uncharged_losses=3)
     kit.advance(91)
@@ -186,10 +186,10 @@ def test_a_job_that_failed_long_ago_gives_its_old_worker_nothing(kit: Kit) -> No
     assert kit.everything() == before
 
 
-# --- leases that run out -------------------------------------------------------------------------------------------
+# --- expired leases -----------------------------------------------------------------------------------------------
 
 
-def test_a_lease_counts_as_lost_90_seconds_after_its_last_renewal_and_not_before(kit: Kit) -> None:
+def test_lease_counts_as_lost_90_seconds_after_its_last_renewal(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(15)
     kit.lifecycle.extend_lock(lease)
@@ -201,7 +201,7 @@ def test_a_lease_counts_as_lost_90_seconds_after_its_last_renewal_and_not_before
     assert kit.lifecycle.find_expired_locks(90_001) == []
 
 
-def test_a_long_job_whose_beats_arrive_is_never_found_lost(kit: Kit) -> None:
+def test_long_job_with_heartbeats_is_never_lost(kit: Kit) -> None:
     lease = kit.running()
     for _ in range(16):
         kit.advance(15)
@@ -211,22 +211,22 @@ def test_a_long_job_whose_beats_arrive_is_never_found_lost(kit: Kit) -> None:
     assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
-def test_lost_leases_are_found_page_by_page_longest_lost_first(kit: Kit) -> None:
+def test_lost_leases_are_found_page_by_page_oldest_first(kit: Kit) -> None:
     leases = []
     for n in range(5):
         leases.append(kit.running())
         kit.advance(0 if n == 1 else 1)
     kit.advance(200)
-    everybody = [job.id for job in kit.lifecycle.find_expired_locks()]
-    assert sorted(everybody) == sorted(lease.job_id for lease in leases)
+    every_lease = [job.id for job in kit.lifecycle.find_expired_locks()]
+    assert sorted(every_lease) == sorted(lease.job_id for lease in leases)
     found, after = [], None
     while page := kit.lifecycle.find_expired_locks(limit=2, after=after):
         found += [job.id for job in page]
         after = (page[-1].lock_until, page[-1].id)
-    assert found == everybody
+    assert found == every_lease
 
 
-def test_a_beat_between_the_reapers_look_and_its_hand_wins(kit: Kit) -> None:
+def test_heartbeat_after_the_reapers_read_wins(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(91)
     (seen,) = kit.lifecycle.find_expired_locks()
@@ -250,9 +250,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("job_type", "saved"), WAITS)
-def test_deaths_of_a_jobs_own_process_are_charged_by_the_queue_and_wait_twice_as_long_each_time(
-    kit: Kit, job_type: str, saved: bool
-) -> None:
+def test_charged_losses_use_the_queues_attempts_and_double_the_backoff(kit: Kit, job_type: str, saved: bool) -> None:
     job_id = kit.new_job(job_type=job_type).id
     waits = WAITS[job_type, saved]
     for lost, wait in enumerate([*waits, None], start=1):
@@ -279,7 +277,7 @@ def test_deaths_of_a_jobs_own_process_are_charged_by_the_queue_and_wait_twice_as
     assert kit.types(job_id).count("lease_lost") == len(waits) + 1
 
 
-def test_five_losses_of_any_kind_fail_a_job_and_each_wait_is_twice_as_long(kit: Kit) -> None:
+def test_five_losses_of_any_kind_fail_a_job(kit: Kit) -> None:
     job_id = kit.new_job(job_type="synthetic_background").id
     kit.set(job_id, lost_count=1)
     for number, wait in enumerate([10, 20, 40, None], start=1):
@@ -296,7 +294,7 @@ def test_five_losses_of_any_kind_fail_a_job_and_each_wait_is_twice_as_long(kit: 
     assert kit.row(job_id)["internal_error_message"] == "its own process died 1 times, shared ones 4 times"
 
 
-def test_losses_in_shared_processes_use_up_none_of_the_queues_attempts(kit: Kit) -> None:
+def test_uncharged_losses_use_no_attempts_of_the_queue(kit: Kit) -> None:
     lease = kit.running()
     kit.set(lease.job_id, uncharged_losses=3)
     kit.lifecycle.charge(lease)
@@ -306,7 +304,7 @@ def test_losses_in_shared_processes_use_up_none_of_the_queues_attempts(kit: Kit)
     assert kit.lifecycle.charge(kit.lock(lease.job_id)).lifecycle_status == "failed"
 
 
-def test_a_loss_in_a_kept_child_is_uncharged_and_the_next_attempt_is_asked_for(kit: Kit) -> None:
+def test_uncharged_loss_asks_for_the_next_attempt(kit: Kit) -> None:
     lease = kit.running()
     kit.set(lease.job_id, uncharged_losses=1)
     job = kit.lifecycle.lose_uncharged(lease)
@@ -315,7 +313,7 @@ def test_a_loss_in_a_kept_child_is_uncharged_and_the_next_attempt_is_asked_for(k
     assert kit.lock(lease.job_id).attempt_no == 2
 
 
-def test_a_charge_without_the_claim_changes_nothing(kit: Kit) -> None:
+def test_charge_with_a_stale_lease_changes_nothing(kit: Kit) -> None:
     lease = kit.running()
     kit.lifecycle.release(lease)
     kit.lock(lease.job_id)
@@ -325,22 +323,22 @@ def test_a_charge_without_the_claim_changes_nothing(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-def test_a_job_that_was_to_be_cancelled_is_cancelled_by_the_death_of_its_process(kit: Kit) -> None:
+def test_charged_loss_of_a_job_with_a_cancel_request_cancels_it(kit: Kit) -> None:
     lease = kit.running()
     kit.lifecycle.request_cancel(lease.job_id, "user:u1")
     assert kit.lifecycle.charge(lease).lifecycle_status == "cancelled"
 
 
-def test_the_history_tells_a_charged_loss_from_one_in_a_shared_process(kit: Kit) -> None:
+def test_history_distinguishes_charged_from_uncharged_losses(kit: Kit) -> None:
     lease = kit.running()
     kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until, at_once=True)
     kit.lifecycle.charge(kit.lock(lease.job_id))
     rows = [row for row in kit.rows("ai_job_events", job_id=lease.job_id) if row["type"] == "lease_lost"]
-    told = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
-    assert told == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
+    recorded = [(row["actor"], row["error_code"]) for row in sorted(rows, key=lambda row: row["seq"])]
+    assert recorded == [("reaper", None), ("worker", "INTERNAL_WORKER_LOST")]
 
 
-def test_a_shared_worker_is_refused_a_suspect_and_changes_nothing(kit: Kit) -> None:
+def test_shared_worker_cannot_lock_a_suspect(kit: Kit) -> None:
     job_id = kit.new_job().id
     kit.set(job_id, uncharged_losses=1)
     before = kit.everything()
@@ -350,7 +348,7 @@ def test_a_shared_worker_is_refused_a_suspect_and_changes_nothing(kit: Kit) -> N
     assert kit.lifecycle.lock_job(job_id, "worker-1").job.attempt_no == 1
 
 
-def test_a_lease_given_back_by_a_restart_counts_but_waits_for_nothing(kit: Kit) -> None:
+def test_loss_by_a_restart_counts_and_has_no_backoff(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(3)
     kit.lifecycle.expire(lease, kit.job(lease.job_id).lock_until, at_once=True)
@@ -359,7 +357,7 @@ def test_a_lease_given_back_by_a_restart_counts_but_waits_for_nothing(kit: Kit) 
     assert kit.lock(lease.job_id, "worker-2").attempt_no == 2
 
 
-def test_a_released_lease_counts_nothing_and_can_be_taken_at_once(kit: Kit) -> None:
+def test_release_counts_nothing_and_the_job_is_locked_at_once(kit: Kit) -> None:
     lease = kit.running()
     for _ in range(5):
         kit.lifecycle.release(lease)
@@ -369,7 +367,7 @@ def test_a_released_lease_counts_nothing_and_can_be_taken_at_once(kit: Kit) -> N
 
 
 @pytest.mark.parametrize("how", ["release", "expire"])
-def test_the_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(kit: Kit, how: str) -> None:
+def test_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(kit: Kit, how: str) -> None:
     lease = kit.running()
     usage = UsageLog(kit.clock)
     call = kit.database.write(lambda s: usage.open(s, s.get(AiJob, lease.job_id), "local", "m"))
@@ -387,25 +385,25 @@ def test_the_open_call_of_a_lost_attempt_is_marked_lost_and_can_still_be_closed(
 # --- races with real threads ---------------------------------------------------------------------------------------
 
 
-def test_a_beat_and_a_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
+def test_heartbeat_and_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
         lease = kit.running()
         lost = BEGIN - timedelta(days=30)
         kit.set(lease.job_id, lock_until=lost)
-        beat, reaped = race(
+        renewed, reaped = race(
             lambda lease=lease: _after_a_moment(kit.lifecycle.extend_lock, lease),
             lambda lease=lease, lost=lost: _after_a_moment(kit.lifecycle.expire, lease, lost),
         )
         job = kit.job(lease.job_id)
-        assert [isinstance(one, REFUSED) for one in (beat, reaped)].count(True) == 1
+        assert [isinstance(one, REFUSED) for one in (renewed, reaped)].count(True) == 1
         lost = job.uncharged_losses
-        assert (job.locked_by is None, lost) == ((True, 1) if isinstance(beat, LockLost) else (False, 0))
+        assert (job.locked_by is None, lost) == ((True, 1) if isinstance(renewed, LockLost) else (False, 0))
         assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
 
 
 @OTHERS_LATER
-def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) -> None:
+def test_success_and_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):
         lease = kit.running(job_type="synthetic")
@@ -426,7 +424,7 @@ def test_a_success_and_a_reaper_at_once_never_both_end_the_job(live_kit: Kit) ->
         assert len([event for event in kit.events(lease.job_id) if event.event_type != "ai.job.enqueue"]) == 1
 
 
-def test_two_reapers_count_one_lost_lease_once(live_kit: Kit) -> None:
+def test_four_reapers_at_once_count_a_lost_lease_once(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(10):
         lease = kit.running(job_type="synthetic_background")
@@ -438,7 +436,7 @@ def test_two_reapers_count_one_lost_lease_once(live_kit: Kit) -> None:
 
 
 REFUSED = (LockLost, JobLockConflict)
-"""A reaper is refused by whoever was faster, and by whoever has the row just then."""
+"""A reaper is refused if another write was first, or if another transaction has locked the row."""
 
 
 def _after_a_moment(work: Callable[..., Any], *arguments: Any) -> Any:

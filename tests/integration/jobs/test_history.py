@@ -1,4 +1,4 @@
-"""What a job's life leaves behind: history rows, numbered without a gap, and one end event."""
+"""A job's history: rows numbered without a gap."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ LIVES = {
 
 
 @pytest.mark.parametrize("state", LIVES)
-def test_each_life_is_told_row_by_row_without_a_gap(kit: Kit, state: str) -> None:
+def test_history_has_one_row_for_each_change(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     assert kit.types(job_id) == LIVES[state]

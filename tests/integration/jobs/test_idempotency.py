@@ -24,7 +24,7 @@ OLD_KEY = KEYS.current
 
 
 def deep(levels: int) -> list[Any]:
-    """A list within a list, so many levels."""
+    """Return a list nested so many levels deep."""
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
@@ -39,7 +39,7 @@ def _refusal(kit: Kit, request: Any) -> tuple[str, dict[str, Any]]:
     return refused.value.code, refused.value.details or {}
 
 
-def test_a_key_used_twice_is_one_job_one_event_one_message(kit: Kit) -> None:
+def test_key_used_twice_is_one_job_one_event_one_message(kit: Kit) -> None:
     first = kit.create(idempotency_key="k")
     before = kit.everything()
     second = kit.create(idempotency_key="k")
@@ -52,7 +52,7 @@ def test_without_a_key_each_call_is_a_new_job(kit: Kit) -> None:
     assert kit.new_job().id != kit.new_job().id
 
 
-def test_twenty_at_once_with_one_key_get_one_job(live_kit: Kit) -> None:
+def test_twenty_creates_at_once_with_one_key_create_one_job(live_kit: Kit) -> None:
     kit = live_kit
     outcomes = race(*[partial(kit.create, idempotency_key="k")] * 20)
     assert all(isinstance(one, CreatedJob) for one in outcomes), outcomes
@@ -68,7 +68,7 @@ def test_twenty_at_once_with_one_key_get_one_job(live_kit: Kit) -> None:
     assert kit.broker.pending_count("ai-interactive") == 1
 
 
-def test_two_processes_with_one_key_and_other_requests_have_one_winner(live_kit: Kit) -> None:
+def test_two_processes_with_one_key_and_two_requests_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     with open_kit(kit.url) as second:
         for n in range(8):
@@ -83,10 +83,8 @@ def test_two_processes_with_one_key_and_other_requests_have_one_winner(live_kit:
             assert lost.details == {"jobId": won.job.id, "reason": "other_request"}
 
 
-def test_a_unique_conflict_that_no_lock_foresaw_is_answered_with_the_winner(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look-up misses the winner once, as it does when the winner commits just after it."""
+def test_unique_conflict_returns_the_winner(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The find before the transaction and the one under the lock miss the winner; the unique index doesn't."""
     winner = kit.new_job(idempotency_key="k")
     looked = []
     real = kit.jobs._existing
@@ -105,7 +103,7 @@ def test_a_unique_conflict_that_no_lock_foresaw_is_answered_with_the_winner(
     assert kit.everything() == before
 
 
-def test_the_order_of_keys_and_the_spelling_of_numbers_make_no_other_request(kit: Kit) -> None:
+def test_order_of_keys_and_notation_of_numbers_do_not_change_the_request(kit: Kit) -> None:
     first = kit.create({"output": {"a": 1, "b": {"c": [1, 2.0], "d": "x"}}, "artifacts": 1}, idempotency_key="k")
     again = kit.create({"artifacts": 1, "output": {"b": {"d": "x", "c": [1.0, 2]}, "a": 1}}, idempotency_key="k")
     assert again.job.id == first.job.id
@@ -113,7 +111,7 @@ def test_the_order_of_keys_and_the_spelling_of_numbers_make_no_other_request(kit
 
 OTHERS: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any]]] = {
     "input": (({"output": {"said": "goodbye"}},), {}),
-    "a default spelt out": (({"output": {"said": "hello"}, "sleep_ms": 0},), {}),
+    "an explicit default": (({"output": {"said": "hello"}, "sleep_ms": 0},), {}),
     "list order": (({"output": {"said": "hello"}}, {"artifacts": 1}), {}),
     "true for 1": (({"output": {"said": True}},), {}),
     "target id": ((), {"target_id": "n2"}),
@@ -123,7 +121,7 @@ OTHERS: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any]]] = {
 }
 
 
-def test_a_key_reused_for_another_request_is_refused_with_the_job_it_led_to(kit: Kit) -> None:
+def test_key_reused_for_another_request_is_refused_with_its_job(kit: Kit) -> None:
     job = kit.new_job(idempotency_key="k")
     for other, (calls, changes) in OTHERS.items():
         code, details = _refusal(kit, kit.request(*calls, idempotency_key="k", **changes))
@@ -131,7 +129,7 @@ def test_a_key_reused_for_another_request_is_refused_with_the_job_it_led_to(kit:
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "succeeded", "retrying"])
-def test_a_key_leads_to_its_job_whatever_became_of_it(kit: Kit, state: str) -> None:
+def test_repeated_key_returns_its_job_in_any_state(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state, idempotency_key="k")
     before = kit.everything()
     again = kit.create(idempotency_key="k")
@@ -140,7 +138,7 @@ def test_a_key_leads_to_its_job_whatever_became_of_it(kit: Kit, state: str) -> N
 
 
 class StricterInput(BaseModel):
-    """What the synthetic type might ask for tomorrow."""
+    """A later input schema of the synthetic type."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -160,7 +158,7 @@ TOMORROW: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", TOMORROW)
-def test_a_repeat_gets_its_job_after_the_definition_changed(
+def test_repeated_key_returns_its_job_after_the_definition_changed(
     sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     kit = sqlite_kit
@@ -189,15 +187,13 @@ def test_a_repeat_gets_its_job_after_the_definition_changed(
         {"credential_mode": "user_deepseek_key", "credential_id": "\x00"},
     ],
 )
-def test_a_used_key_with_a_request_that_is_no_job_is_reused_and_not_invalid(
-    sqlite_kit: Kit, changes: dict[str, Any]
-) -> None:
+def test_used_key_with_an_invalid_request_is_reused_and_not_invalid(sqlite_kit: Kit, changes: dict[str, Any]) -> None:
     job = sqlite_kit.new_job(idempotency_key="k")
     code, details = _refusal(sqlite_kit, sqlite_kit.request(idempotency_key="k", **changes))
     assert (code, details) == ("IDEMPOTENCY_KEY_REUSED", {"jobId": job.id, "reason": "other_request"})
 
 
-def test_the_key_of_a_deleted_job_is_expired_before_its_input_is_read(sqlite_kit: Kit) -> None:
+def test_expired_key_is_refused_before_the_input_is_checked(sqlite_kit: Kit) -> None:
     gone = new_id()
     of_job = {"user_id": "u1", "job_type": "synthetic", "idempotency_key": "k", "request_hash": "k1:0"}
     with sqlite_kit.database.transaction() as session:
@@ -206,7 +202,7 @@ def test_the_key_of_a_deleted_job_is_expired_before_its_input_is_read(sqlite_kit
     assert refusal == ("IDEMPOTENCY_KEY_REUSED", {"jobId": gone, "reason": "expired"})
 
 
-def test_the_key_of_a_job_that_was_deleted_is_refused_as_expired(kit: Kit) -> None:
+def test_key_of_a_deleted_job_is_expired(kit: Kit) -> None:
     gone = new_id()
     with kit.database.transaction() as session:
         session.add(
@@ -235,7 +231,7 @@ ALIKE = (
 )
 
 
-def test_keys_that_only_look_alike_are_jobs_of_their_own_on_every_database(kit: Kit) -> None:
+def test_similar_keys_are_different_jobs_on_every_database(kit: Kit) -> None:
     ids = {key: kit.new_job(idempotency_key=key).id for key in ALIKE}
     assert len(set(ids.values())) == len(ALIKE)
     for key, job_id in ids.items():
@@ -243,7 +239,7 @@ def test_keys_that_only_look_alike_are_jobs_of_their_own_on_every_database(kit: 
     assert len({event.dedupe_key for job_id in ids.values() for event in kit.events(job_id)}) == len(ALIKE)
 
 
-def test_users_and_types_that_share_a_key_have_jobs_and_messages_of_their_own(kit: Kit) -> None:
+def test_users_and_types_with_one_key_have_their_own_jobs_and_messages(kit: Kit) -> None:
     jobs = [
         kit.new_job(user_id=user, idempotency_key="k", job_type=job_type)
         for user in ("u1", "U1", "ú1", "u1:k=k")
@@ -253,14 +249,14 @@ def test_users_and_types_that_share_a_key_have_jobs_and_messages_of_their_own(ki
     assert kit.broker.pending_count("ai-interactive") + kit.broker.pending_count("ai-background") == 8
 
 
-def test_a_key_that_spells_a_job_id_meets_no_other_jobs_event(kit: Kit) -> None:
+def test_key_equal_to_a_job_id_has_its_own_event(kit: Kit) -> None:
     keyless = kit.new_job()
     keyed = kit.new_job(idempotency_key=keyless.id)
     also = kit.new_job(idempotency_key=f"j={keyless.id}")
     assert len({kit.events(job.id)[0].dedupe_key for job in (keyless, keyed, also)}) == 3
 
 
-def test_a_message_key_that_was_rotated_still_knows_the_request_and_one_that_is_gone_does_not(kit: Kit) -> None:
+def test_rotated_message_key_still_matches_the_request_and_a_removed_one_does_not(kit: Kit) -> None:
     job = kit.new_job(idempotency_key="k")
     with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k2", NEW), OLD_KEY))) as rotated:
         assert rotated.create(idempotency_key="k").job.id == job.id
@@ -272,16 +268,16 @@ def test_a_message_key_that_was_rotated_still_knows_the_request_and_one_that_is_
         assert (code, details["jobId"]) == ("IDEMPOTENCY_KEY_REUSED", job.id)
 
 
-def test_the_stored_hash_tells_nothing_of_the_request_without_the_key(kit: Kit) -> None:
+def test_request_hash_depends_on_the_message_key(kit: Kit) -> None:
     one = kit.row(kit.new_job(idempotency_key="a").id)["request_hash"]
     same = kit.row(kit.new_job(idempotency_key="b").id)["request_hash"]
-    assert one == same, "the key is no part of the request"
+    assert one == same, "the idempotency key isn't hashed"
     with open_kit(kit.url, clock=kit.clock, message_keys=KeyRing((("k1", NEW),))) as other:
         assert other.row(other.new_job(idempotency_key="c").id)["request_hash"] != one
     assert kit.row(kit.new_job().id)["request_hash"] is None
 
 
-def test_a_job_that_waits_long_is_still_found_by_its_key(kit: Kit) -> None:
+def test_job_is_found_by_its_key_after_170_days(kit: Kit) -> None:
     job = kit.new_job(idempotency_key="k")
     kit.advance(timedelta(days=170).total_seconds())
     assert kit.create(idempotency_key="k").job.id == job.id

@@ -1,4 +1,4 @@
-"""What a user may ask for: so many jobs at once, and so much a day and a month, whoever asks at the same time."""
+"""Limits of one user: active jobs, and quotas a day and a month, also under concurrent requests."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def limited(server: Databases, **settings: int) -> Iterator[Kit]:
 
 
 def refused(kit: Kit, *, cards: bool = False, **changes: Any) -> ApiError:
-    """The refusal of a new job."""
+    """Return the error of a new job that is refused."""
     with pytest.raises(ApiError) as caught:
         kit.jobs.create_job(EMPTY) if cards else kit.new_job(**changes)
     return caught.value
 
 
 def reserve(kit: Kit) -> int:
-    """How many tokens a job of cards reserves."""
+    """Return the number of tokens that a flashcard job reserves."""
     forecaster = Forecaster(kit.services.router.routes, kit.services.costs)
     definition = flashcard_generation.DEFINITION
     return forecaster.call(definition, "platform_key", flashcard_generation.SAMPLE_INPUT, BEGIN).tokens
@@ -53,7 +53,7 @@ def reserve(kit: Kit) -> int:
 
 
 @OTHERS_LATER
-def test_a_hundred_creates_at_once_make_as_many_jobs_as_are_allowed(database_server: Databases) -> None:
+def test_hundred_creates_at_once_create_as_many_jobs_as_allowed(database_server: Databases) -> None:
     with open_kit(scratch_database(database_server), user_active_jobs=7, quota_day_tokens=10**6) as kit:
         made = race(*(lambda: kit.jobs.create_job(EMPTY) for _ in range(100)))
         codes = [one.code for one in made if isinstance(one, ApiError)]
@@ -64,7 +64,7 @@ def test_a_hundred_creates_at_once_make_as_many_jobs_as_are_allowed(database_ser
 
 
 @OTHERS_LATER
-def test_a_hundred_creates_at_once_reserve_no_more_than_the_quota(database_server: Databases) -> None:
+def test_hundred_creates_at_once_reserve_at_most_the_quota(database_server: Databases) -> None:
     with open_kit(scratch_database(database_server), quota_month_tokens=100_000) as kit:
         fits = 100_000 // reserve(kit)
         made = race(*(lambda: kit.jobs.create_job(EMPTY) for _ in range(100)))
@@ -72,7 +72,7 @@ def test_a_hundred_creates_at_once_reserve_no_more_than_the_quota(database_serve
         assert sum(row["tokens"] for row in kit.rows("quota_reservations")) == fits * reserve(kit) <= 100_000
 
 
-def test_a_user_with_too_many_jobs_is_told_how_many_and_another_is_let_in(database_server: Databases) -> None:
+def test_user_with_too_many_jobs_is_refused_and_another_is_not(database_server: Databases) -> None:
     with limited(database_server, user_active_jobs=2) as kit:
         kit.new_job()
         lease = kit.running()
@@ -83,12 +83,12 @@ def test_a_user_with_too_many_jobs_is_told_how_many_and_another_is_let_in(databa
         assert kit.everything() == before, "nothing was written"
         kit.new_job(user_id="u2")
         kit.lifecycle.release(lease)
-        assert refused(kit).code == "TOO_MANY_JOBS", "a job that is to be tried again is still the user's"
+        assert refused(kit).code == "TOO_MANY_JOBS", "a job that waits for its next attempt is still active"
         kit.jobs.cancel(lease.job_id, "user:u1")
         kit.new_job()
 
 
-def test_a_key_that_led_to_a_job_is_answered_before_any_limit(database_server: Databases) -> None:
+def test_repeated_key_returns_its_job_before_any_limit(database_server: Databases) -> None:
     with limited(database_server, user_active_jobs=1, quota_day_jobs=1) as kit:
         first = kit.create(idempotency_key="k")
         again = kit.create(idempotency_key="k")
@@ -96,7 +96,7 @@ def test_a_key_that_led_to_a_job_is_answered_before_any_limit(database_server: D
         assert refused(kit, idempotency_key="k2").code == "TOO_MANY_JOBS"
 
 
-def test_without_a_limit_nothing_is_counted_nor_reserved(sqlite: SqliteDatabases) -> None:
+def test_no_limit_counts_and_reserves_nothing(sqlite: SqliteDatabases) -> None:
     with limited(sqlite) as kit:
         kit.new_job()
         with kit.statements() as seen:
@@ -104,7 +104,7 @@ def test_without_a_limit_nothing_is_counted_nor_reserved(sqlite: SqliteDatabases
         assert not [statement for statement in seen if "count(" in statement.lower() or "quota_res" in statement]
 
 
-def test_an_operators_retry_is_not_refused_and_counts(database_server: Databases) -> None:
+def test_operators_retry_ignores_limits_and_counts_as_used(database_server: Databases) -> None:
     with limited(database_server, user_active_jobs=1, quota_day_tokens=ANSWER * 3) as kit:
         failed = kit.jobs.create_job(EMPTY).job.id
         kit.jobs.cancel(failed, "user:u1")
@@ -119,7 +119,7 @@ def test_an_operators_retry_is_not_refused_and_counts(database_server: Databases
 # --- quotas --------------------------------------------------------------------------------------------------------
 
 
-def test_a_days_jobs_are_used_up_until_the_next_day_begins_in_utc(database_server: Databases) -> None:
+def test_day_quota_resets_at_midnight_utc(database_server: Databases) -> None:
     with limited(database_server, quota_day_jobs=2) as kit:
         kit.new_job()
         kit.new_job()
@@ -148,9 +148,7 @@ def test_a_days_jobs_are_used_up_until_the_next_day_begins_in_utc(database_serve
         (datetime(2026, 4, 30, 12, 0, tzinfo=UTC), "2026-05-01T00:00:00.000Z"),
     ],
 )
-def test_of_two_quotas_that_are_used_up_the_one_that_lasts_longer_is_told(
-    sqlite: SqliteDatabases, at: datetime, resets: str
-) -> None:
+def test_refusal_names_the_quota_that_resets_last(sqlite: SqliteDatabases, at: datetime, resets: str) -> None:
     with limited(sqlite, quota_day_jobs=1, quota_month_jobs=1) as kit:
         kit.clock.at = at  # type: ignore[attr-defined]
         kit.new_job()
@@ -159,7 +157,7 @@ def test_of_two_quotas_that_are_used_up_the_one_that_lasts_longer_is_told(
         assert (error.details["limit"], error.details["resetsAt"]) == ("quotaMonthJobs", resets)
 
 
-def test_a_job_that_ended_before_a_provider_was_asked_is_given_back(database_server: Databases) -> None:
+def test_job_that_ended_before_a_provider_call_does_not_count(database_server: Databases) -> None:
     with limited(database_server, quota_day_jobs=1) as kit:
         kit.jobs.cancel(kit.new_job().id, "user:u1")
         job = kit.new_job()
@@ -169,10 +167,10 @@ def test_a_job_that_ended_before_a_provider_was_asked_is_given_back(database_ser
         add(kit.database, build_call(job))
         kit.jobs.cancel(job.id, "user:u1")
         kit.lifecycle.mark_cancelled(lease)
-        assert refused(kit).code == "QUOTA_EXCEEDED", "it was paid for, whatever became of it"
+        assert refused(kit).code == "QUOTA_EXCEEDED", "a provider was called, so it counts"
 
 
-def test_open_jobs_hold_what_they_may_spend_and_their_end_gives_it_back(database_server: Databases) -> None:
+def test_open_jobs_reserve_tokens_until_they_end(database_server: Databases) -> None:
     with limited(database_server, quota_day_tokens=ANSWER * 3) as kit:
         need = reserve(kit)
         jobs = [kit.jobs.create_job(EMPTY).job for _ in range(2)]
@@ -187,7 +185,7 @@ def test_open_jobs_hold_what_they_may_spend_and_their_end_gives_it_back(database
         assert kit.jobs.create_job(EMPTY).created
 
 
-def test_a_job_that_is_to_be_tried_again_promises_as_much_again_beside_what_it_spent(
+def test_next_attempt_reserves_as_much_again(
     database_server: Databases,
 ) -> None:
     with limited(database_server, quota_day_tokens=ANSWER * 5) as kit:
@@ -201,29 +199,29 @@ def test_a_job_that_is_to_be_tried_again_promises_as_much_again_beside_what_it_s
             return int(error.details["used"])
 
         def call(lease: Lease, number: int, prompt: int | None, **changes: Any) -> None:
-            told = {"attempt_no": lease.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
-            add(kit.database, build_call(job, prompt_tokens=prompt, **{**told, **changes}))
+            columns = {"attempt_no": lease.attempt_no, "call_no": number, "started_at": BEGIN, "completion_tokens": 0}
+            add(kit.database, build_call(job, prompt_tokens=prompt, **{**columns, **changes}))
 
         assert used() == need
         first = kit.lock(job.id)
         call(first, 1, 500)
-        assert used() == need, "500 spent by the attempt for which it was reserved"
+        assert used() == need, "500 of the reservation are spent"
         call(first, 2, None, state="failed")
         assert used() == need
         call(first, 3, need)
-        assert used() == need + 500, "more than was reserved is counted as it is"
+        assert used() == need + 500, "an excess over the reservation counts"
         kit.lifecycle.release(first)
         assert used() == need + 500 + need, "the next attempt costs as much again"
         second = kit.lock(job.id)
         call(second, 1, 200)
         assert used() == need + 500 + need
         kit.lifecycle.save_output(second, {"cards": [], "dropped": []})
-        assert used() == need + 700, "it has its answer and asks nobody any more"
+        assert used() == need + 700, "it has its answer and makes no more calls"
         kit.lifecycle.mark_succeeded(second)
         assert used() == need + 700
 
 
-def test_a_call_whose_worker_was_lost_counts_the_prompt_that_was_estimated_before_it(
+def test_call_of_a_lost_worker_counts_its_estimated_prompt(
     database_server: Databases,
 ) -> None:
     with limited(database_server, quota_day_tokens=10**6) as kit:
@@ -239,8 +237,8 @@ def test_a_call_whose_worker_was_lost_counts_the_prompt_that_was_estimated_befor
         kit.database.write(lambda session: mark_lost(session, kit.clock, lease.job_id, lease.attempt_no))
         kit.lifecycle.mark_succeeded(lease)
         (row,) = kit.rows("ai_usage_logs")
-        told = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
-        assert told == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
+        closed = {name: row[name] for name in ("state", "billed", "prompt_tokens", "cost_micros")}
+        assert closed == {"state": "lost", "billed": "unknown", "prompt_tokens": 1234, "cost_micros": None}
         assert row["estimated"]
         with open_kit(kit.url, clock=kit.clock, quota_day_tokens=1) as other:
             error = refused(other, cards=True)
@@ -257,7 +255,7 @@ def test_a_call_whose_worker_was_lost_counts_the_prompt_that_was_estimated_befor
         (CallResult("p", "m", billed="unknown", error_code="PROVIDER_CONNECTION_LOST"), 50, True),
     ],
 )
-def test_what_a_call_tells_takes_the_place_of_the_estimate_which_stays_only_where_it_may_have_been_billed(
+def test_estimate_stays_only_if_an_unknown_call_may_have_been_billed(
     sqlite_kit: Kit, result: CallResult, prompt: int | None, estimated: bool
 ) -> None:
     kit, usage = sqlite_kit, UsageLog(sqlite_kit.clock)
@@ -274,7 +272,7 @@ def test_what_a_call_tells_takes_the_place_of_the_estimate_which_stays_only_wher
     assert (row["prompt_tokens"], bool(row["estimated"])) == (prompt, estimated)
 
 
-def test_a_job_that_is_more_than_a_whole_quota_is_not_told_to_wait(sqlite: SqliteDatabases) -> None:
+def test_job_larger_than_a_whole_quota_has_no_retry_after(sqlite: SqliteDatabases) -> None:
     with limited(sqlite, quota_day_tokens=ANSWER) as kit:
         error = refused(kit, cards=True)
         assert (error.code, error.retry_after) == ("QUOTA_EXCEEDED", None)
@@ -283,7 +281,7 @@ def test_a_job_that_is_more_than_a_whole_quota_is_not_told_to_wait(sqlite: Sqlit
         kit.new_job()
 
 
-def test_cost_is_that_of_the_dearest_route_at_its_price_of_now_and_of_the_platforms_calls_alone(
+def test_forecast_uses_the_most_expensive_platform_route_at_its_current_price(
     sqlite: SqliteDatabases,
 ) -> None:
     quiet, busy = datetime(2026, 3, 1, 8, tzinfo=UTC), datetime(2026, 3, 2, 2, tzinfo=UTC)
@@ -309,7 +307,7 @@ def test_cost_is_that_of_the_dearest_route_at_its_price_of_now_and_of_the_platfo
         assert unpriced.call(definition, "platform_key", {"text": "x"}, quiet).cost_micros == 0
 
 
-def test_only_calls_on_the_platforms_keys_since_the_period_began_are_counted(database_server: Databases) -> None:
+def test_only_platform_calls_since_the_start_of_the_period_count(database_server: Databases) -> None:
     with limited(database_server, quota_day_cost_micros=100, quota_month_cost_micros=1000) as kit:
         job = build_job(**ended("succeeded"))
         add(kit.database, job)
@@ -340,7 +338,7 @@ def test_only_calls_on_the_platforms_keys_since_the_period_began_are_counted(dat
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reservation_goes_with_its_job(database_server: Databases) -> None:
+def test_reservation_is_deleted_with_its_job(database_server: Databases) -> None:
     with limited(database_server, quota_day_tokens=10**6) as kit:
         job = kit.jobs.create_job(EMPTY).job
         kit.jobs.cancel(job.id, "user:u1")
@@ -351,7 +349,7 @@ def test_a_reservation_goes_with_its_job(database_server: Databases) -> None:
         assert {"ai_jobs", "quota_reservations"}.isdisjoint(kit.counts())
 
 
-def test_a_retry_that_inherits_an_answer_reserves_nothing(sqlite: SqliteDatabases) -> None:
+def test_retry_that_inherits_an_output_reserves_nothing(sqlite: SqliteDatabases) -> None:
     with limited(sqlite, quota_day_tokens=10**6) as kit:
         job = kit.jobs.create_job(EMPTY).job
         lease = kit.lock(job.id)
@@ -362,7 +360,7 @@ def test_a_retry_that_inherits_an_answer_reserves_nothing(sqlite: SqliteDatabase
         assert [row["job_id"] for row in kit.rows("quota_reservations")] == [job.id]
 
 
-def test_counts_beyond_32_bits_are_added_up_all_the_same(database_server: Databases) -> None:
+def test_counts_beyond_32_bits_are_added_correctly(database_server: Databases) -> None:
     with limited(database_server, quota_day_tokens=10**8) as kit:
         job = build_job(**ended("succeeded"))
         most = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Taking a job: one winner, a token that is never used twice, a lease judged by the database's clock."""
+"""Locking a job: one winner, a new token each time, and a lease by the database's clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.lost_commits import lose_commits
 MINUTE = timedelta(seconds=60)
 
 
-def test_of_32_workers_that_want_one_job_exactly_one_gets_it(live_kit: Kit) -> None:
+def test_one_of_32_workers_locks_a_job(live_kit: Kit) -> None:
     kit, job_id = live_kit, live_kit.new_job().id
     outcomes = race(*(lambda n=n: kit.lock(job_id, f"worker-{n}") for n in range(32)))
     winners = [one for one in outcomes if not isinstance(one, Exception)]
@@ -29,7 +29,7 @@ def test_of_32_workers_that_want_one_job_exactly_one_gets_it(live_kit: Kit) -> N
     assert kit.types(job_id) == ["created", "locked"]
 
 
-def test_a_lock_is_seen_by_others_at_once_and_lasts_a_minute_of_one_clock(live_kit: Kit) -> None:
+def test_lock_is_visible_at_once_and_lasts_a_minute(live_kit: Kit) -> None:
     kit = live_kit
     job_id = kit.new_job().id
     job = kit.lifecycle.lock_job(job_id, "worker-1").job
@@ -37,11 +37,11 @@ def test_a_lock_is_seen_by_others_at_once_and_lasts_a_minute_of_one_clock(live_k
         assert other.exec_driver_sql("SELECT lifecycle_status FROM ai_jobs").scalar() == "running"
     assert job.locked_at is not None
     assert job.lock_until is not None
-    assert job.lock_until - job.locked_at == MINUTE, "both are of one instant, also where the clock runs on"
+    assert job.lock_until - job.locked_at == MINUTE, "both are of one instant, even if the clock runs on"
     assert job.started_at == job.locked_at
 
 
-def test_a_lock_takes_the_fields_that_it_should_and_no_other(kit: Kit) -> None:
+def test_lock_changes_its_own_columns_and_no_others(kit: Kit) -> None:
     job_id = kit.new_job().id
     before = kit.row(job_id)
     kit.advance(5)
@@ -62,7 +62,7 @@ def test_a_lock_takes_the_fields_that_it_should_and_no_other(kit: Kit) -> None:
     assert lease.instance == "worker-1"
 
 
-def test_a_lock_marks_the_event_that_asked_for_it_published(kit: Kit) -> None:
+def test_lock_marks_its_enqueue_event_published(kit: Kit) -> None:
     job_id = kit.new_job().id
     assert [event.status for event in kit.events(job_id)] == [PENDING]
     lease = kit.lock(job_id)
@@ -75,8 +75,8 @@ def test_a_lock_marks_the_event_that_asked_for_it_published(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("hint", ["its own", "of the attempt before", "of another job", "of nothing", None])
-def test_a_message_that_names_another_event_marks_and_tells_of_the_one_that_asked(kit: Kit, hint: str | None) -> None:
-    """A message may be old: sent again, or for an attempt that is over."""
+def test_lock_marks_its_own_event_even_if_the_message_names_another(kit: Kit, hint: str | None) -> None:
+    """A message may be old: sent again, or for an earlier attempt."""
     job_id, other = kit.new_job().id, kit.new_job().id
     kit.lifecycle.release(kit.lock(job_id))
     before, asks = kit.events(job_id)
@@ -93,7 +93,7 @@ def test_a_message_that_names_another_event_marks_and_tells_of_the_one_that_aske
     assert [event.status for event in kit.events(other)] == [PENDING]
 
 
-def test_a_lock_whose_answer_was_lost_brings_the_event_and_the_input_too(kit: Kit) -> None:
+def test_confirmed_lock_returns_event_and_input(kit: Kit) -> None:
     job_id = kit.new_job({"output": {"said": "this"}}).id
     (event,) = kit.events(job_id)
     for named in (event.id, None):
@@ -106,18 +106,18 @@ def test_a_lock_whose_answer_was_lost_brings_the_event_and_the_input_too(kit: Ki
         kit.lifecycle.release(lease_of(locked.job))
 
 
-def test_the_input_comes_with_the_lock_where_there_is_one_to_work_on(kit: Kit) -> None:
+def test_lock_returns_no_input_if_it_expired_or_an_output_is_saved(kit: Kit) -> None:
     paid, expired = kit.new_job(), kit.new_job()
     lease = kit.lock(paid.id)
     kit.lifecycle.save_output(lease, {"said": "paid for"})
     kit.lifecycle.release(lease)
     with kit.database.transaction() as session:
         session.execute(delete(AiJobSnapshot).where(AiJobSnapshot.job_id == expired.id))
-    assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is there: nobody needs the input"
+    assert kit.lifecycle.lock_job(paid.id, "worker-2").content is None, "its output is saved: the input isn't needed"
     assert kit.lifecycle.lock_job(expired.id, "worker-2").content is None
 
 
-def test_each_acquisition_has_a_token_of_its_own_though_the_worker_is_the_same(kit: Kit) -> None:
+def test_each_lock_has_a_new_token_even_for_the_same_worker(kit: Kit) -> None:
     job_id = kit.new_job().id
     leases = []
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_each_acquisition_has_a_token_of_its_own_though_the_worker_is_the_same(k
     assert (job.started_at, job.lost_count, job.retry_count) == (BEGIN, 0, 0), "started once, nothing counted"
 
 
-def test_a_job_that_is_not_due_cannot_be_taken_until_it_is(kit: Kit) -> None:
+def test_job_is_not_locked_before_it_is_due(kit: Kit) -> None:
     lease = kit.running()
     kit.lifecycle.release_for_retry(lease, BEGIN + timedelta(seconds=10))
     kit.advance(9.999)
@@ -143,7 +143,7 @@ def test_a_job_that_is_not_due_cannot_be_taken_until_it_is(kit: Kit) -> None:
     assert kit.job(lease.job_id).next_attempt_at is None
 
 
-def test_a_job_of_a_paused_queue_cannot_be_taken_while_another_queue_goes_on(kit: Kit) -> None:
+def test_job_of_a_paused_queue_is_not_locked_and_other_queues_go_on(kit: Kit) -> None:
     here, there = kit.new_job(), kit.new_job(job_type="synthetic_background")
     kit.pause("ai-interactive")
     before = kit.row(here.id)
@@ -153,7 +153,7 @@ def test_a_job_of_a_paused_queue_cannot_be_taken_while_another_queue_goes_on(kit
     assert kit.lock(there.id).attempt_no == 1
 
 
-def test_a_job_that_runs_on_a_paused_queue_is_let_finish(kit: Kit) -> None:
+def test_running_job_of_a_paused_queue_finishes(kit: Kit) -> None:
     lease = kit.running()
     kit.pause("ai-interactive")
     kit.lifecycle.extend_lock(lease)
@@ -161,7 +161,7 @@ def test_a_job_that_runs_on_a_paused_queue_is_let_finish(kit: Kit) -> None:
     assert kit.job(lease.job_id).lifecycle_status == "succeeded"
 
 
-def test_a_job_that_was_given_up_tells_who_took_it_for_that(kit: Kit) -> None:
+def test_history_names_the_process_that_gave_a_job_up(kit: Kit) -> None:
     job_id = kit.new_job().id
     kit.pause("ai-interactive")
     kit.lifecycle.give_up(job_id, 1, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED", "three times"))
@@ -181,7 +181,7 @@ def test_a_job_that_was_given_up_tells_who_took_it_for_that(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, 2, 3])
-def test_a_job_is_given_up_only_by_who_waits_for_the_attempt_that_it_waits_for(sqlite_kit: Kit, attempt: int) -> None:
+def test_give_up_of_another_attempt_is_refused(sqlite_kit: Kit, attempt: int) -> None:
     kit, job_id = sqlite_kit, sqlite_kit.new_job().id
     before = kit.everything()
     with pytest.raises(JobLockConflict):
@@ -189,7 +189,7 @@ def test_a_job_is_given_up_only_by_who_waits_for_the_attempt_that_it_waits_for(s
     assert kit.everything() == before
 
 
-def test_a_give_up_and_a_lock_at_once_have_one_winner(live_kit: Kit) -> None:
+def test_give_up_and_lock_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(10):
         job_id = kit.new_job().id
@@ -204,7 +204,7 @@ def test_a_give_up_and_a_lock_at_once_have_one_winner(live_kit: Kit) -> None:
         assert kit.types(job_id) == ["created", "locked", "failed"][: 3 if isinstance(locked, Exception) else 2]
 
 
-def test_jobs_are_found_by_state_queue_and_number_oldest_first(kit: Kit) -> None:
+def test_jobs_are_found_by_state_and_queue_oldest_first(kit: Kit) -> None:
     first, second = kit.new_job(), kit.new_job(job_type="synthetic_background")
     kit.advance(1)
     third = kit.new_job()
@@ -217,12 +217,12 @@ def test_jobs_are_found_by_state_queue_and_number_oldest_first(kit: Kit) -> None
     assert found(["failed"]) == []
 
 
-def test_the_claim_of_a_job_that_nobody_holds_is_refused(sqlite_kit: Kit) -> None:
-    with pytest.raises(ValueError, match="held by nobody"):
+def test_job_that_nobody_holds_has_no_lease(sqlite_kit: Kit) -> None:
+    with pytest.raises(ValueError, match="is not held"):
         lease_of(sqlite_kit.new_job())
 
 
-def test_the_enqueue_event_of_a_new_job_is_due_a_second_ahead_and_holds_no_name(kit: Kit) -> None:
+def test_enqueue_event_of_a_new_job_is_due_after_a_second(kit: Kit) -> None:
     job = kit.new_job(user_id="somebody", priority=7)
     (event,) = kit.events(job.id)
     assert (event.event_type, event.aggregate_type, event.aggregate_id) == (ENQUEUE, "AiJob", job.id)

@@ -1,4 +1,4 @@
-"""To run a job again is a new job; the old one keeps its history, and a chain has one end."""
+"""A retry is a new job. The old job keeps its history, and a chain has one newest job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _refusal(kit: Kit, job_id: str) -> tuple[str, dict[str, Any] | None]:
     before = kit.everything()
     with pytest.raises(ApiError) as refused:
         kit.jobs.retry(job_id, "operator:ann")
-    assert kit.everything() == before, "a refused retry leaves nothing"
+    assert kit.everything() == before, "a refused retry writes nothing"
     return refused.value.code, refused.value.details
 
 
@@ -45,7 +45,7 @@ def _retry(kit: Kit, job_id: str) -> AiJob:
 @pytest.mark.parametrize(
     ("end", "losses"), [("LOST", 1), ("CANCELLED", 1), ("TIMEOUT", 0)], ids=["its workers", "a cancel", "its own error"]
 )
-def test_a_retry_runs_alone_unless_the_job_came_to_an_end_of_its_own(kit: Kit, end: str, losses: int) -> None:
+def test_retry_is_a_suspect_unless_the_job_ended_with_its_own_error(kit: Kit, end: str, losses: int) -> None:
     lease = kit.running()
     kit.set(lease.job_id, uncharged_losses=1)
     if end == "CANCELLED":
@@ -56,7 +56,7 @@ def test_a_retry_runs_alone_unless_the_job_came_to_an_end_of_its_own(kit: Kit, e
     assert _retry(kit, lease.job_id).losses == losses
 
 
-def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit: Kit) -> None:
+def test_child_inherits_the_request_and_nothing_of_the_attempts(kit: Kit) -> None:
     parent = kit.new_job({"output": {"a": 1}}, idempotency_key="k", priority=7, target_id="n9", user_id="u9")
     lease = kit.lock(parent.id)
     kit.lifecycle.report_progress(lease, 60)
@@ -89,7 +89,7 @@ def test_a_child_inherits_what_the_request_was_and_nothing_of_what_happened(kit:
     assert ours["expires_at"] == BEGIN + timedelta(seconds=150, days=30)
 
 
-def test_a_child_goes_through_registry_and_outbox_under_a_name_of_its_own(kit: Kit) -> None:
+def test_child_has_its_own_enqueue_event_and_message(kit: Kit) -> None:
     parent, _ = kit.job_in("failed", idempotency_key="k")
     kit.broker.lose_all()
     child = _retry(kit, parent)
@@ -101,7 +101,7 @@ def test_a_child_goes_through_registry_and_outbox_under_a_name_of_its_own(kit: K
     assert kit.lifecycle.mark_succeeded(lease).lifecycle_status == "succeeded"
 
 
-def test_a_child_runs_under_todays_definition(sqlite_kit: Kit) -> None:
+def test_child_runs_by_todays_definition(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     parent, _ = kit.job_in("failed")
     kit.services.registry._definitions["synthetic"] = replace(
@@ -142,12 +142,12 @@ def test_no_other_state_can_be_retried(kit: Kit, state: str, reason: str) -> Non
     assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": reason})
 
 
-def test_a_job_that_is_not_there_can_not_be_retried(kit: Kit) -> None:
+def test_retry_of_no_job_is_not_found(kit: Kit) -> None:
     for nobody in (new_id(), "", "x' OR 1=1"):
         assert _refusal(kit, nobody) == ("JOB_NOT_FOUND", None)
 
 
-def test_asked_again_while_the_child_lives_it_is_the_same_child(kit: Kit) -> None:
+def test_second_retry_returns_the_live_child(kit: Kit) -> None:
     parent, _ = kit.job_in("failed")
     child = _retry(kit, parent)
     before = kit.everything()
@@ -180,7 +180,7 @@ def test_only_the_newest_of_a_chain_can_be_retried(kit: Kit) -> None:
     assert {job_id: kit.row(job_id) for job_id in chain} == rows
 
 
-def test_twenty_who_retry_at_once_make_one_child(live_kit: Kit) -> None:
+def test_twenty_retries_at_once_create_one_child(live_kit: Kit) -> None:
     kit = live_kit
     parent, _ = kit.job_in("failed")
     kit.broker.lose_all()
@@ -192,9 +192,7 @@ def test_twenty_who_retry_at_once_make_one_child(live_kit: Kit) -> None:
     assert kit.broker.pending_count("ai-interactive") == 1
 
 
-def test_a_second_child_that_no_lock_foresaw_is_refused_by_the_database(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_refuses_a_second_child(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, _ = kit.job_in("failed")
     child = _retry(kit, parent)
     looked = []
@@ -214,22 +212,22 @@ def test_a_second_child_that_no_lock_foresaw_is_refused_by_the_database(
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-def test_a_type_that_is_registered_no_more_can_not_be_retried(sqlite_kit: Kit) -> None:
-    sqlite_kit.new_job()  # The user's row is there.
+def test_job_of_an_unregistered_type_is_not_retried(sqlite_kit: Kit) -> None:
+    sqlite_kit.new_job()  # It creates the user's row.
     job = build_job(job_type="gone", lifecycle_status="failed")
     with sqlite_kit.database.transaction() as session:
         session.add(job)
     assert _refusal(sqlite_kit, job.id) == ("JOB_NOT_RETRYABLE", {"reason": "unknown_job_type"})
 
 
-def test_a_job_whose_credential_is_gone_can_not_be_retried(sqlite_kit: Kit) -> None:
+def test_job_without_its_credential_is_not_retried(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     parent, _ = kit.job_in("failed")
     kit.set(parent, credential_mode="user_deepseek_key")
     assert _refusal(kit, parent) == ("JOB_NOT_RETRYABLE", {"reason": "credential_gone"})
 
 
-def test_a_snapshot_goes_only_with_a_final_job_and_then_there_is_no_retry(kit: Kit) -> None:
+def test_snapshots_of_final_jobs_expire_and_those_jobs_are_not_retried(kit: Kit) -> None:
     states = ("queued", "running", "retrying", "cancel_requested", "failed", "cancelled", "succeeded")
     jobs = {state: kit.job_in(state)[0] for state in states}
     child = _retry(kit, kit.job_in("failed")[0])
@@ -245,7 +243,7 @@ def test_a_snapshot_goes_only_with_a_final_job_and_then_there_is_no_retry(kit: K
     assert kit.types(jobs["succeeded"]) == ["created", "locked", "succeeded"]
 
 
-def test_a_snapshot_that_expired_is_rebuilt_where_the_type_can(sqlite_kit: Kit) -> None:
+def test_expired_snapshot_is_rebuilt_if_the_type_can(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     parent, _ = kit.job_in("failed", target_id="n5")
     kit.advance(timedelta(days=31).total_seconds())
@@ -263,8 +261,8 @@ def test_a_snapshot_that_expired_is_rebuilt_where_the_type_can(sqlite_kit: Kit) 
     assert snapshot["content"]["calls"][0]["output"] == {"again": "note/n5"}
 
 
-def test_the_newest_of_a_chain_is_nobodys_parent_whatever_the_clocks_of_its_makers_said(kit: Kit) -> None:
-    """A retry by a host whose clock is behind made a child that is older than its parent."""
+def test_newest_of_a_chain_is_found_by_its_parents_and_not_by_clocks(kit: Kit) -> None:
+    """A host whose clock is behind creates a child that is older than its parent."""
     chain = [kit.job_in("failed")[0]]
     for minutes in (-5, -2, -9):
         retried = _retry(kit, chain[-1])
@@ -284,23 +282,23 @@ def test_the_newest_of_a_chain_is_nobodys_parent_whatever_the_clocks_of_its_make
 
 
 class NewInput(BaseModel):
-    """Today's schema: `calls` became `steps`, and may be left out; what it doesn't know it leaves away."""
+    """Today's schema: it has `steps`, allows one call, and drops unknown fields."""
 
     steps: list[str] = Field(default_factory=list)
     calls: list[dict[str, Any]] = Field(max_length=1)
 
 
-def test_an_old_input_goes_through_todays_schema_whose_version_it_is_labelled_with(kit: Kit) -> None:
+def test_old_input_is_validated_and_labelled_by_todays_schema(kit: Kit) -> None:
     parent, _ = kit.job_in("failed")
     _registered(kit)["synthetic"] = replace(DEFINITION, input=Input("2", NewInput))
     child = _retry(kit, parent)
     (snapshot,) = kit.rows("ai_job_snapshots", job_id=child.id)
     assert (child.input_schema_version, snapshot["schema_version"]) == ("2", "2")
-    assert snapshot["content"]["steps"] == [], "it is as today's schema has it"
+    assert snapshot["content"]["steps"] == [], "today's schema has added it"
     assert snapshot["content_hash"] == canonical_hash(snapshot["content"])
 
 
-def test_an_old_input_that_todays_schema_refuses_is_not_retried(kit: Kit) -> None:
+def test_input_that_todays_schema_refuses_is_not_retried(kit: Kit) -> None:
     parent = kit.new_job({}, {}).id
     kit.lifecycle.mark_failed(kit.lock(parent), JobErrorInfo.of("INTERNAL_ERROR"))
     _registered(kit)["synthetic"] = replace(DEFINITION, input=Input("2", NewInput))
@@ -313,9 +311,7 @@ def test_an_old_input_that_todays_schema_refuses_is_not_retried(kit: Kit) -> Non
 
 
 @pytest.mark.parametrize("rebuilt", [{"calls": "none"}, {"calls": [{"output": {"a": "\x00"}}]}])
-def test_an_input_that_is_rebuilt_wrong_is_no_fault_of_the_learners_fields(
-    sqlite_kit: Kit, rebuilt: dict[str, Any]
-) -> None:
+def test_invalid_rebuilt_input_is_outdated_and_names_no_fields(sqlite_kit: Kit, rebuilt: dict[str, Any]) -> None:
     kit = sqlite_kit
     parent, _ = kit.job_in("failed")
     kit.advance(timedelta(days=31).total_seconds())
@@ -328,11 +324,11 @@ def test_an_input_that_is_rebuilt_wrong_is_no_fault_of_the_learners_fields(
 
 
 def _registered(kit: Kit) -> dict[str, JobDefinition]:
-    """The kit's own definitions, to change."""
+    """Return the kit's own definitions, which may be changed."""
     return kit.services.registry._definitions
 
 
-# --- what was paid for --------------------------------------------------------------------------------------------
+# --- saved outputs ------------------------------------------------------------------------------------------------
 
 
 def _failed_with_output(kit: Kit, output: Any) -> str:
@@ -343,7 +339,7 @@ def _failed_with_output(kit: Kit, output: Any) -> str:
 
 
 @pytest.mark.parametrize("output", [{"output": {"a": "é"}, "artifacts": 1}, {}])
-def test_a_saved_output_is_inherited_with_its_hash(kit: Kit, output: Any) -> None:
+def test_saved_output_is_inherited_with_its_hash(kit: Kit, output: Any) -> None:
     parent = _failed_with_output(kit, output)
     child = kit.row(_retry(kit, parent).id)
     before = kit.row(parent)
@@ -353,7 +349,7 @@ def test_a_saved_output_is_inherited_with_its_hash(kit: Kit, output: Any) -> Non
 
 
 @pytest.mark.parametrize("version", ["prompt_version", "input_schema_version", "output_schema_version"])
-def test_an_output_of_other_versions_is_bought_again(sqlite_kit: Kit, version: str) -> None:
+def test_output_of_other_versions_is_not_inherited(sqlite_kit: Kit, version: str) -> None:
     kit = sqlite_kit
     parent = _failed_with_output(kit, {"paid": True})
     kit.set(parent, **{version: "older"})

@@ -1,4 +1,4 @@
-"""Another module that writes a job's state is caught while tests run, however it names the column."""
+"""A second module that writes a job's state is caught while tests run, by any name of the column."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = "_".join(("lifecycle", "status"))
 ACT = "def act(database, job_id):\n    def work(session):\n        {line}\n    database.write(work)\n"
 
 WAYS = {
-    "a name put together": "session.execute(update(AiJob).values(**{'lifecycle_' + 'status': 'failed'}))",
+    "a computed name": "session.execute(update(AiJob).values(**{'lifecycle_' + 'status': 'failed'}))",
     "setattr with a variable": "setattr(session.get(AiJob, job_id), NAME, 'failed')",
     "an attribute": "session.get(AiJob, job_id).lifecycle_status = 'failed'",
     "__setattr__": "session.get(AiJob, job_id).__setattr__(NAME, 'failed')",
@@ -34,13 +34,13 @@ WAYS = {
     "an insert": "session.execute(insert(AiJob).values(id='y' * 36, **{NAME: 'failed'}))",
     "a kept statement": "change_by(session, AiJob, THE_JOB, of=of(job_id), **{NAME: 'failed'})",
     "a kept row": "insert_row(session, AiJob, id='z' * 36, **{NAME: 'failed'})",
-    "the repository's own tool": "JobChanges(*[None] * 5)._change(session, job_id, **{NAME: 'failed'})",
+    "the repository's own method": "JobChanges(*[None] * 5)._change(session, job_id, **{NAME: 'failed'})",
 }
 
 
 @pytest.fixture
 def write_as_product(sqlite_kit: Kit) -> Callable[[str], None]:
-    """`write_as_product(line)`: run it in a unit of work, with `session` and `job_id`, as a module of the product."""
+    """Return a function that runs a line in a unit of work, with `session` and `job_id`, as a module of the product."""
     kit = sqlite_kit
     job_id = kit.new_job().id
 
@@ -53,7 +53,7 @@ def write_as_product(sqlite_kit: Kit) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_second_writer_is_caught_when_it_writes(
+def test_second_writer_is_caught_when_it_writes(
     write_as_product: Callable[[str], None], single_writer: Watch, way: str
 ) -> None:
     with pytest.raises(SecondWriter, match=r"aijobs\.web\.sample writes lifecycle_status"):
@@ -70,7 +70,7 @@ def test_a_second_writer_is_caught_when_it_writes(
         "change_by(session, AiJob, THE_JOB, AiJob.lifecycle_status == 'queued', of=of(job_id), progress=5)",
     ],
 )
-def test_a_write_of_another_column_is_not_caught(write_as_product: Callable[[str], None], line: str) -> None:
+def test_write_of_another_column_is_not_caught(write_as_product: Callable[[str], None], line: str) -> None:
     write_as_product(line)
 
 
@@ -94,5 +94,5 @@ def test_the_repository_and_tests_may_write(sqlite_kit: Kit) -> None:
         ("SELECT lifecycle_status FROM ai_jobs", False),
     ],
 )
-def test_a_statement_is_read_for_what_it_sets(statement: str, writes: bool) -> None:
+def test_only_the_columns_that_a_statement_sets_count(statement: str, writes: bool) -> None:
     assert writes_the_state(statement) is writes

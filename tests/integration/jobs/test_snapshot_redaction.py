@@ -1,4 +1,4 @@
-"""A job's input is masked before anything of it is stored or hashed; repeating the request is still the same one."""
+"""A job's input is redacted before it is stored. A repeat of the same request still finds its job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def snapshot(kit: Kit, job_id: str) -> dict[str, Any]:
     return row
 
 
-def test_no_row_of_any_table_holds_what_the_rules_mask(kit: Kit) -> None:
+def test_no_table_holds_what_the_rules_mask(kit: Kit) -> None:
     job = kit.jobs.create_job(request(notes(), "k1")).job
     everything = json.dumps(kit.everything(), default=str, ensure_ascii=False)
     assert not [canary for canary in CANARIES if canary in everything]
@@ -51,13 +51,13 @@ def test_no_row_of_any_table_holds_what_the_rules_mask(kit: Kit) -> None:
     ]
 
 
-def test_the_hash_and_the_size_are_of_what_is_stored(kit: Kit) -> None:
+def test_hash_and_size_are_of_the_redacted_content(kit: Kit) -> None:
     row = snapshot(kit, kit.jobs.create_job(request(notes())).job.id)
     assert row["content_hash"] == canonical_hash(row["content"])
     assert row["content_bytes"] == len(canonical_bytes(row["content"]))
 
 
-def test_the_request_as_it_came_is_what_its_key_stands_for(sqlite_kit: Kit) -> None:
+def test_request_hash_is_of_the_unredacted_input(sqlite_kit: Kit) -> None:
     first = sqlite_kit.jobs.create_job(request(notes(), "k1"))
     again = sqlite_kit.jobs.create_job(request(notes(), "k1"))
     assert (again.job.id, again.created) == (first.job.id, False)
@@ -68,7 +68,7 @@ def test_the_request_as_it_came_is_what_its_key_stands_for(sqlite_kit: Kit) -> N
             sqlite_kit.jobs.create_job(request(content, "k1"))
 
 
-def test_a_retry_keeps_the_snapshot_and_what_was_counted(sqlite_kit: Kit) -> None:
+def test_retry_copies_the_snapshot_and_its_redaction_counts(sqlite_kit: Kit) -> None:
     parent = sqlite_kit.jobs.create_job(request(notes())).job
     sqlite_kit.jobs.cancel(parent.id, by="u1")
     child = sqlite_kit.jobs.retry(parent.id, by="operator:ada").job
@@ -78,7 +78,7 @@ def test_a_retry_keeps_the_snapshot_and_what_was_counted(sqlite_kit: Kit) -> Non
     assert after["redaction_counts"]["email"] == 2
 
 
-def test_a_retry_masks_a_snapshot_from_before_the_rules(sqlite_kit: Kit) -> None:
+def test_retry_redacts_a_snapshot_that_older_rules_made(sqlite_kit: Kit) -> None:
     parent = sqlite_kit.jobs.create_job(request(notes())).job
     sqlite_kit.jobs.cancel(parent.id, by="u1")
     old = {"content": notes(), "redaction_version": "r0", "redaction_counts": {}}

@@ -1,4 +1,4 @@
-"""Every writer of the lifecycle against every state: what is allowed is told in full, what isn't changes nothing."""
+"""Each lifecycle method in each state: it makes its change in full, or changes nothing."""
 
 from __future__ import annotations
 
@@ -121,19 +121,19 @@ ALLOWED: dict[str, dict[str, Outcome]] = {
 }
 
 
-def test_the_table_of_this_test_names_each_writer_in_each_state() -> None:
+def test_table_names_each_writer_in_each_state() -> None:
     assert {state: set(cells) for state, cells in ALLOWED.items()} == {state: set(WRITERS) for state in STATES}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_changes_a_job_in_the_allowed_states_alone_and_tells_it(kit: Kit, writer: str) -> None:
+def test_writer_changes_a_job_only_in_its_allowed_states(kit: Kit, writer: str) -> None:
     for state in STATES:
         _check_cell(kit, state, writer)
 
 
 def _check_cell(kit: Kit, state: str, writer: str) -> None:
     job_id, lease = kit.job_in(state, user_id=f"user of {state}")
-    before, told = kit.everything(), kit.types(job_id)
+    before, history = kit.everything(), kit.types(job_id)
     outcome = ALLOWED[state][writer]
     kit.advance(1)
     if isinstance(outcome, type):
@@ -146,17 +146,17 @@ def _check_cell(kit: Kit, state: str, writer: str) -> None:
     WRITERS[writer](kit, job_id, lease)
     job = kit.job(job_id)
     assert job.lifecycle_status == after, f"{writer} on {state}"
-    assert kit.types(job_id) == told + added, f"{writer} on {state}"
+    assert kit.types(job_id) == history + added, f"{writer} on {state}"
     if state in FINAL:
         assert kit.everything() == before, f"{writer} on {state} wrote something"
-    # Whoever gives a job up settles the event that asked for the attempt: the dispatcher marks it dead.
+    # The dispatcher, which gives a job up, marks its enqueue event dead itself.
     _check_row(kit, job, event_left=writer == "give_up")
     others = {row["id"]: row for row in before["ai_jobs"] if row["id"] != job_id}
     assert {row["id"]: row for row in kit.rows("ai_jobs") if row["id"] != job_id} == others
 
 
 def _check_row(kit: Kit, job: AiJob, *, event_left: bool) -> None:
-    """What holds for a job in any state."""
+    """Check what holds for a job in any state."""
     ends = [event for event in kit.events(job.id) if event.event_type != ENQUEUE]
     if job.lifecycle_status in FINAL:
         assert [event.event_type for event in ends] == [END_EVENTS[job.lifecycle_status]]
@@ -180,14 +180,14 @@ def _attempt(event: OutboxEvent) -> int:
 
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("expire", "give_up")])
-def test_a_writer_says_that_there_is_no_such_job(sqlite_kit: Kit, writer: str) -> None:
+def test_writer_refuses_a_job_that_does_not_exist(sqlite_kit: Kit, writer: str) -> None:
     kit, nobody = sqlite_kit, new_id()
     with pytest.raises(JobLockConflict if writer == "lock_job" else JobGone):
         WRITERS[writer](kit, nobody, Lease(nobody, "worker-1/x", 1))
     assert kit.counts() == {}
 
 
-def test_the_legacy_status_shadows_each_state_and_a_waiting_cancel(kit: Kit) -> None:
+def test_legacy_status_follows_each_state_and_a_cancel_request(kit: Kit) -> None:
     for state in (*STATES, "cancelled_waiting"):
         kit.job_in(state)
     pairs = {(row["lifecycle_status"], row["status"]) for row in kit.rows("ai_jobs")}
@@ -201,14 +201,14 @@ def test_the_legacy_status_shadows_each_state_and_a_waiting_cancel(kit: Kit) -> 
     }
 
 
-def test_the_legacy_status_cannot_be_written(kit: Kit) -> None:
+def test_legacy_status_cannot_be_written(kit: Kit) -> None:
     job_id = kit.new_job().id
     with pytest.raises(DBAPIError), kit.database.transaction() as session:
         session.execute(text("UPDATE ai_jobs SET status = 'completed'"))
     assert kit.row(job_id)["status"] == "pending"
 
 
-def test_the_database_itself_refuses_a_sixth_state(kit: Kit) -> None:
+def test_database_refuses_a_sixth_state(kit: Kit) -> None:
     job_id = kit.new_job().id
     with pytest.raises(DBAPIError):
         kit.set(job_id, lifecycle_status="retrying")

@@ -1,4 +1,4 @@
-"""A job that nobody would work on now is not made; what is there already is answered all the same."""
+"""No job is created while no provider is available for it. A repeated request still returns its job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLATFORM = scope_of("deepseek")
 
 @pytest.fixture
 def kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
-    """Services whose only route leads to DeepSeek, on the platform's key."""
+    """Services with one route, to DeepSeek on the platform's key."""
     with open_kit(
         scratch_database(sqlite), clock=ManualClock(BEGIN), provider_keys={"deepseek": "sk-no-key-at-all"}
     ) as kit:
@@ -39,13 +39,13 @@ def kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
 
 
 def ask(kit: Kit, key: str | None = None, **overrides: Any) -> AiJob:
-    """A job for flashcards."""
+    """Create a job for flashcards."""
     request = CreateJobInput("u1", "flashcard_generation", "note", "n1", NOTES, key, Overrides(**overrides))
     return kit.jobs.create_job(request).job
 
 
 def refused(kit: Kit, act: Any) -> timedelta:
-    """How long the caller is told to wait; nothing was written."""
+    """Check that `act` is refused and writes nothing, and return its `retry_after`."""
     before = kit.everything()
     with pytest.raises(ApiError) as found:
         act()
@@ -82,21 +82,21 @@ def credential(kit: Kit, user_id: str = "u1") -> str:
         return row.id
 
 
-def test_a_new_job_is_refused_with_the_time_to_come_back_and_taken_when_a_probe_may_be_made(kit: Kit) -> None:
+def test_new_job_is_refused_until_the_breaker_allows_a_probe(kit: Kit) -> None:
     break_down(kit)
     assert timedelta(seconds=300) <= refused(kit, lambda: ask(kit)) <= timedelta(seconds=360)
     kit.services.breaker._store.advance(300)  # type: ignore[attr-defined]
     assert ask(kit).lifecycle_status == "queued"
 
 
-def test_a_key_that_led_to_a_job_is_answered_with_it_while_nobody_would_work(kit: Kit) -> None:
+def test_repeated_key_returns_its_job_while_no_provider_is_available(kit: Kit) -> None:
     job = ask(kit, "same key")
     break_down(kit)
     assert ask(kit, "same key").id == job.id
     refused(kit, lambda: ask(kit, "another key"))
 
 
-def test_a_users_own_key_and_the_platforms_are_asked_for_apart(kit: Kit) -> None:
+def test_users_own_key_and_platform_key_have_separate_breakers(kit: Kit) -> None:
     mine = credential(kit)
     own = {"credential_mode": "user_deepseek_key", "credential_id": mine}
     break_down(kit)
@@ -107,7 +107,7 @@ def test_a_users_own_key_and_the_platforms_are_asked_for_apart(kit: Kit) -> None
     assert ask(kit).credential_mode == "platform_key"
 
 
-def test_credential_of_another_user_is_refused_as_an_unknown_one_whatever_its_breaker_says(kit: Kit) -> None:
+def test_another_users_credential_is_unknown_even_if_its_breaker_is_open(kit: Kit) -> None:
     theirs = credential(kit, "u2")
     break_down(kit, scope_of("deepseek", theirs))
     before = kit.everything()
@@ -120,12 +120,12 @@ def test_credential_of_another_user_is_refused_as_an_unknown_one_whatever_its_br
     assert kit.everything() == before
 
 
-def test_a_type_that_asks_no_provider_is_never_refused(kit: Kit) -> None:
+def test_type_without_provider_calls_is_never_refused(kit: Kit) -> None:
     break_down(kit)
     assert kit.create().created
 
 
-def test_a_retry_is_refused_too_and_leaves_the_failed_job_to_be_retried_later(kit: Kit) -> None:
+def test_retry_is_refused_while_no_provider_is_available_and_works_later(kit: Kit) -> None:
     job_id = failed_job(kit)
     break_down(kit)
     refused(kit, lambda: kit.jobs.retry(job_id, "operator:x"))
@@ -137,7 +137,7 @@ def test_a_retry_is_refused_too_and_leaves_the_failed_job_to_be_retried_later(ki
     assert (again.created, again.job.id) == (False, child.job.id)
 
 
-def test_a_retry_that_inherits_a_saved_answer_needs_nobody(kit: Kit) -> None:
+def test_retry_that_inherits_an_output_needs_no_provider(kit: Kit) -> None:
     job_id = failed_job(kit)
     with kit.database.transaction() as session:
         session.execute(
@@ -147,7 +147,7 @@ def test_a_retry_that_inherits_a_saved_answer_needs_nobody(kit: Kit) -> None:
     assert kit.jobs.retry(job_id, "operator:x").created
 
 
-def test_what_can_not_be_retried_says_so_and_not_that_nobody_works(kit: Kit) -> None:
+def test_not_retryable_comes_before_unavailable(kit: Kit) -> None:
     job = ask(kit)
     break_down(kit)
     with pytest.raises(ApiError) as found:
@@ -155,7 +155,7 @@ def test_what_can_not_be_retried_says_so_and_not_that_nobody_works(kit: Kit) -> 
     assert (found.value.code, found.value.details) == ("JOB_NOT_RETRYABLE", {"reason": "not_final"})
 
 
-def test_one_route_that_is_well_is_enough(sqlite: SqliteDatabases, tmp_path: Any) -> None:
+def test_one_available_route_is_enough(sqlite: SqliteDatabases, tmp_path: Any) -> None:
     providers = tmp_path / "providers.toml"
     providers.write_text(
         '[provider.other]\nbase_url = "https://other.test"\nmodels = ["m"]\nkey = "none"\n'
@@ -175,7 +175,7 @@ def test_one_route_that_is_well_is_enough(sqlite: SqliteDatabases, tmp_path: Any
         assert refused(kit, lambda: ask(kit)) < timedelta(seconds=40)
 
 
-def test_the_built_in_provider_is_always_there(sqlite_kit: Kit) -> None:
+def test_built_in_provider_is_always_available(sqlite_kit: Kit) -> None:
     break_down(sqlite_kit)
     break_down(sqlite_kit, scope_of("local"))
     assert ask(sqlite_kit).lifecycle_status == "queued"

@@ -1,4 +1,4 @@
-"""Outbox rows: written with what they speak of, found by state, claimed and marked by compare-and-set."""
+"""Outbox rows: written with their change, found by state, claimed and marked by compare-and-set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def event(kit: Kit, event_id: str) -> OutboxEvent:
         return session.get_one(OutboxEvent, event_id)
 
 
-def test_the_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
+def test_enqueue_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
     job = kit.new_job(user_id="secret-user", idempotency_key="k1", job_type=BACKGROUND_TYPE, priority=7)
     (row,) = kit.rows("outbox_events")
     assert row["payload"] == {
@@ -53,7 +53,7 @@ def test_the_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
     assert "secret-user" not in json.dumps(row["payload"])
 
 
-def test_an_event_that_is_there_already_is_a_success_and_the_transaction_goes_on(kit: Kit) -> None:
+def test_existing_event_is_returned_and_the_transaction_goes_on(kit: Kit) -> None:
     job = kit.new_job()
     with kit.database.transaction() as session:
         first = repository(kit).add_enqueue(session, job)
@@ -66,7 +66,7 @@ def test_an_event_that_is_there_already_is_a_success_and_the_transaction_goes_on
     assert [e.id for e in kit.events(job.id)] == sorted([first.id, other_id])
 
 
-def test_two_writers_of_one_event_both_succeed(kit: Kit) -> None:
+def test_six_writers_of_one_event_all_succeed(kit: Kit) -> None:
     job = kit.new_job()
 
     def write(n: int) -> str:
@@ -84,7 +84,7 @@ def test_two_writers_of_one_event_both_succeed(kit: Kit) -> None:
     assert len(kit.events(job.id, "x.y")) == 1
 
 
-def test_end_events_are_written_once_and_born_published(kit: Kit) -> None:
+def test_end_event_is_written_once_and_published_at_once(kit: Kit) -> None:
     for state, kind in (("succeeded", "completed"), ("failed", "failed"), ("cancelled", "cancelled")):
         job_id, _ = kit.job_in(state)
         (end,) = kit.events(job_id, f"ai.job.{kind}")
@@ -92,15 +92,15 @@ def test_end_events_are_written_once_and_born_published(kit: Kit) -> None:
         assert end.published_at is not None
 
 
-def test_an_end_that_was_told_before_strands_no_job(kit: Kit) -> None:
-    """As where an operator puts a failed job back to work by SQL: its end event is there already."""
+def test_job_ends_even_if_its_end_event_exists(kit: Kit) -> None:
+    """For example, after an operator restarted a failed job by SQL: its end event exists already."""
     job_id, _ = kit.job_in("failed")
     kit.set(job_id, lifecycle_status="running", locked_by=None, finished_at=None, error_code=None)
     assert kit.lifecycle.mark_failed(kit.lock(job_id), JobErrorInfo.of("INTERNAL_ERROR")).lifecycle_status == "failed"
     assert len(kit.events(job_id, "ai.job.failed")) == 1
 
 
-def test_nothing_is_found_before_it_is_due(kit: Kit) -> None:
+def test_event_is_not_found_before_it_is_due(kit: Kit) -> None:
     job = kit.new_job()
     assert find(kit) == []
     kit.advance(0.999)
@@ -109,8 +109,8 @@ def test_nothing_is_found_before_it_is_due(kit: Kit) -> None:
     assert find(kit) == [e.id for e in kit.events(job.id)]
 
 
-def test_an_event_whose_transaction_commits_late_is_found_all_the_same(live_kit: Kit) -> None:
-    """Ids say nothing of the order of commits: a reader that remembered the last id would miss the first."""
+def test_event_whose_transaction_commits_late_is_found(live_kit: Kit) -> None:
+    """Commits aren't in the order of ids: a reader that remembered the last id would miss the first."""
     if live_kit.database.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer: no second transaction can be open")
     other = Database(live_kit.url)
@@ -133,7 +133,7 @@ def test_an_event_whose_transaction_commits_late_is_found_all_the_same(live_kit:
         other.dispose()
 
 
-def test_events_of_a_paused_queue_stay_where_they_are(kit: Kit) -> None:
+def test_events_of_a_paused_queue_are_not_found(kit: Kit) -> None:
     held, free = kit.new_job(), kit.new_job(job_type=BACKGROUND_TYPE)
     kit.pause("ai-interactive")
     kit.advance(5)
@@ -141,7 +141,7 @@ def test_events_of_a_paused_queue_stay_where_they_are(kit: Kit) -> None:
     assert kit.events(held.id)[0].status == "pending"
 
 
-def test_many_claimants_take_each_event_once(live_kit: Kit) -> None:
+def test_four_dispatchers_at_once_claim_each_event_once(live_kit: Kit) -> None:
     with live_kit.database.transaction() as session:
         session.execute(insert(OutboxEvent), [_row(n) for n in range(200)])
     ids = find(live_kit, 200)
@@ -150,7 +150,7 @@ def test_many_claimants_take_each_event_once(live_kit: Kit) -> None:
     assert {row["attempt_count"] for row in live_kit.rows("outbox_events")} == {1}
 
 
-def test_a_mark_of_a_claim_that_is_over_changes_nothing(kit: Kit) -> None:
+def test_mark_under_an_old_claim_changes_nothing(kit: Kit) -> None:
     job = kit.new_job()
     kit.advance(1)
     (event_id,) = find(kit)
@@ -170,7 +170,7 @@ def test_a_mark_of_a_claim_that_is_over_changes_nothing(kit: Kit) -> None:
     assert kit.events(job.id)[0].attempt_count == 2
 
 
-def test_what_a_dispatcher_looks_for_is_found_by_an_index(kit: Kit) -> None:
+def test_dispatcher_finds_events_by_an_index(kit: Kit) -> None:
     with kit.database.transaction() as session:
         for status in ("published", "dead"):
             session.execute(insert(OutboxEvent), [_row(n, status=status, name=status) for n in range(5000)])
@@ -187,7 +187,7 @@ def test_what_a_dispatcher_looks_for_is_found_by_an_index(kit: Kit) -> None:
 
 
 def _plan(kit: Kit, ask: Any) -> str:
-    """How the database would run the statement that `ask(session)` runs."""
+    """Return the plan of the statement that `ask(session)` runs."""
     captured: list[tuple[str, Any]] = []
 
     def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
@@ -236,7 +236,7 @@ def _end_event(kit: Kit, status: str) -> str:
     return end.id
 
 
-def test_a_dead_end_event_is_sent_again_from_the_start(kit: Kit) -> None:
+def test_requeued_dead_event_is_pending_with_no_attempt_used(kit: Kit) -> None:
     event_id = _end_event(kit, "dead")
     answer = kit.services.outbox.requeue(event_id)
     assert (answer.status, answer.attempt_count, answer.locked_by) == ("pending", 0, None)
@@ -245,7 +245,7 @@ def test_a_dead_end_event_is_sent_again_from_the_start(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("status", ["pending", "processing", "published"])
-def test_an_event_that_is_not_dead_is_not_requeued(kit: Kit, status: str) -> None:
+def test_event_that_is_not_dead_is_not_requeued(kit: Kit, status: str) -> None:
     event_id = _end_event(kit, status)
     with pytest.raises(ApiError) as refused:
         kit.services.outbox.requeue(event_id)
@@ -253,7 +253,7 @@ def test_an_event_that_is_not_dead_is_not_requeued(kit: Kit, status: str) -> Non
     assert event(kit, event_id).status == status
 
 
-def test_an_enqueue_event_is_not_requeued_because_its_job_has_ended(kit: Kit) -> None:
+def test_enqueue_event_is_not_requeued(kit: Kit) -> None:
     job = kit.new_job()
     (enqueue,) = kit.events(job.id)
     with pytest.raises(ApiError) as refused:
@@ -261,7 +261,7 @@ def test_an_enqueue_event_is_not_requeued_because_its_job_has_ended(kit: Kit) ->
     assert (refused.value.code, refused.value.http_status) == ("JOB_NOT_RETRYABLE", 409)
 
 
-def test_no_event_is_no_event(kit: Kit) -> None:
+def test_requeue_of_no_event_is_not_found(kit: Kit) -> None:
     with pytest.raises(ApiError) as refused:
         kit.services.outbox.requeue("nope")
     assert refused.value.code == "NOT_FOUND"
