@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from aijobs.queues.connection import ACL_RULES
 from aijobs.web.api.schemas import SCHEMAS
 from tests.contracts import documents
 from tests.contracts.sources import modules
@@ -33,10 +32,6 @@ def test_every_line_that_is_explained_is_one() -> None:
     cells = {name for row in documents.rows(log_table()) for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", row[0])}
     ends = {f"job.{word}" for word in ("succeeded", "failed", "cancelled", "retry_scheduled")}
     assert not [name for name in cells - told_events() - ends if f'"{name}"' not in source]
-
-
-def test_the_redis_user_of_the_operations_page_is_the_one_of_the_tests() -> None:
-    assert f"ACL SETUSER aijobs on >PASSWORD {ACL_RULES}\n" in documents.read(PAGE)
 
 
 def test_every_number_that_an_alert_is_made_from_is_answered() -> None:
