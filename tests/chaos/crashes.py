@@ -20,8 +20,15 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from tests.chaos.ledger import append
+from tests.support.crash_points import AFTER_COMMIT, BEFORE_COMMIT
 
 EXIT_CODE = 137
+
+
+def commits_of(role: str) -> tuple[str, str]:
+    """The points before and after each COMMIT of a process of this role."""
+    return f"{role}_{BEFORE_COMMIT}", f"{role}_{AFTER_COMMIT}"
+
 
 WORKER_POINTS = (
     "before_lock",
@@ -30,18 +37,16 @@ WORKER_POINTS = (
     "after_answer",
     "before_project",
     "in_projector",
-    "worker_before_commit",
-    "worker_after_commit",
+    *commits_of("worker"),
 )
 MAINTENANCE_POINTS = (
     "after_claim",
     "after_send",
     "before_mark",
     "after_expire",
-    "maintenance_before_commit",
-    "maintenance_after_commit",
+    *commits_of("maintenance"),
 )
-WEB_POINTS = ("web_before_commit", "web_after_commit")
+WEB_POINTS = commits_of("web")
 POINTS = WORKER_POINTS + MAINTENANCE_POINTS + WEB_POINTS
 STOP_POINTS = ("between_answer_and_save", "between_save_and_projection")
 """Where a worker can be told to freeze instead: on its way from one write to the next, and none of them open."""
@@ -142,8 +147,9 @@ def after(points: CrashPoints, point: str) -> Callable[..., Any]:
 
 def install_commits(points: CrashPoints, role: str) -> None:
     """Points before and after each COMMIT of this process."""
-    event.listen(Session, "before_commit", lambda _session: points.reach(f"{role}_before_commit"))
-    event.listen(Session, "after_commit", lambda _session: points.reach(f"{role}_after_commit"))
+    before_commit, after_commit = commits_of(role)
+    event.listen(Session, "before_commit", lambda _session: points.reach(before_commit))
+    event.listen(Session, "after_commit", lambda _session: points.reach(after_commit))
 
 
 def install_maintenance(points: CrashPoints) -> None:

@@ -10,7 +10,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from aijobs.db.database import Base, Database
-from tests.statemachine.flows import COMMIT, DIE, Died, stop, this_flow
+from tests.statemachine.flows import COMMIT, Died, stop, this_flow
+from tests.support.crash_points import AFTER_COMMIT, BEFORE_COMMIT
 
 T = TypeVar("T")
 
@@ -20,12 +21,11 @@ LOST_AFTER = "lost_after"
 """COMMIT takes effect and its answer is lost."""
 AGAIN = "again"
 """The database asks for the same work once more (deadlock, lock wait, locked)."""
-DIE_AFTER = "die_after"
-"""The process ends right after the commit, before anything else."""
 AWAY = "away"
 """The database is away for as long as this unit of work is repeated."""
 
-FAULTS = (LOST_AFTER, DIE, DIE_AFTER, LOST_BEFORE, AGAIN, AWAY)
+FAULTS = (LOST_AFTER, BEFORE_COMMIT, AFTER_COMMIT, LOST_BEFORE, AGAIN, AWAY)
+"""At a crash point the process ends."""
 
 _REPEAT_ME: dict[str, tuple[Any, ...]] = {
     "sqlite": ("database is locked",),
@@ -81,7 +81,7 @@ class FaultyDatabase(Database):
             result = super()._once(work)
         finally:
             self._armed = None
-        if order == DIE_AFTER:
+        if order == AFTER_COMMIT:
             flow.process.alive = False
             raise Died
         return result

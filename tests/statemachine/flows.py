@@ -18,11 +18,10 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from aijobs.db.clock import ManualClock
 from aijobs.engine.run import Run
+from tests.support.crash_points import BEFORE_COMMIT
 
 COMMIT, SETTLE, PROVIDER, LOCK, EVENT, BEGINS = "commit", "settle", "provider", "lock", "event", "begins"
 """Why a flow stands still."""
-DIE = "die"
-"""The order to end the process before the commit it stands at."""
 
 
 class Died(BaseException):
@@ -94,7 +93,7 @@ class Flow(greenlet):
         self.why, self.waits_for = why, waits_for
         order = self.hub.switch()
         self._ensure_alive()
-        if order == DIE:
+        if order == BEFORE_COMMIT:  # It ends where it stands.
             self.process.alive = False
             raise Died
         return order

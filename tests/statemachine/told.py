@@ -41,7 +41,7 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
         {"cards_later created locked provider_called lease_lost locked provider_called output_saved succeeded"},
     ),
     "a worker that dies between the saved answer and the projection has it projected unpaid": (
-        [_create(LATER), _deliver(0), _work(plan="1:die_after"), _advance(100), _pass("reap")],
+        [_create(LATER), _deliver(0), _work(plan="1:after_commit"), _advance(100), _pass("reap")],
         {"cards_later created locked provider_called output_saved lease_lost locked succeeded"},
     ),
     "a saved answer whose COMMIT got no reply is saved once": (
@@ -101,7 +101,7 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
     ),
     "a dispatcher that dies on an event each time ends its job": (
         [("cut_broker", {}), _create(LATER), ("mend_broker", {}), _advance(20)]
-        + 3 * [_pass("dispatch", "0:die_after"), _advance(61), _pass("release_claims")],
+        + 3 * [_pass("dispatch", "0:after_commit"), _advance(61), _pass("release_claims")],
         {"cards_later created locked failed"},
     ),
     "a key that was used before its job was deleted runs nothing again": (
@@ -122,7 +122,7 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
         {"scripted created locked retry_scheduled locked succeeded"},
     ),
     "a creator that dies before it sends leaves its job to the dispatcher": (
-        [_create(LATER, plan="1:die_after"), _advance(2), _pass("dispatch"), _deliver(0), _work()],
+        [_create(LATER, plan="1:after_commit"), _advance(2), _pass("dispatch"), _deliver(0), _work()],
         {"cards_later created locked provider_called output_saved succeeded"},
     ),
     "a reaper that gets no reply takes one lease once": (
