@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def _prompts_of(*folders: Path) -> PromptTemplates:
     return prompts
 
 
+@cache
+def _entry_points(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=group)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
     """Services are built in every second test; which packages are installed and that the prompts are sound doesn't
@@ -66,7 +72,7 @@ def _read_once() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in (discovery, plugins):
-            patch.setattr(module, "entry_points", cache(entry_points))
+            patch.setattr(module, "entry_points", lambda group: _entry_points(group, tuple(sys.path)))
         patch.setattr(services, "PromptTemplates", lambda folders: _prompts_of(*folders))
         yield
 
