@@ -8,10 +8,10 @@ from aijobs.errors import AijobsError
 
 
 class ProvidersBusy(AijobsError):
-    """No provider of the job's route is to be asked just now: its breaker is open, or all its calls are taken. Nothing
-    went wrong with the job, which waits `wait` uncounted.
+    """No provider of the job's route is available: its breaker is open, or all its calls are taken. The job is
+    postponed for `wait`, and the attempt doesn't count.
 
-    `crowded`: one of them is well and answers others, so that this is a wait in line and no outage.
+    `crowded`: one of them works and serves other jobs, so this is a queue and no outage.
     """
 
     def __init__(self, wait: timedelta, *, crowded: bool = False) -> None:

@@ -26,7 +26,7 @@ class InvalidMetadata(DefinitionError):
 
 
 class InvalidQueue(DefinitionError):
-    """The queue is none of ours, or the priority is not 0–100."""
+    """The queue doesn't exist, or the priority is not 0–100."""
 
 
 class InvalidTimeout(DefinitionError):

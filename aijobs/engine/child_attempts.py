@@ -23,7 +23,7 @@ AGAIN_S = 1.0
 BEHIND_S = 30.0
 """How long a user whose job killed a child lets the jobs of others go first."""
 ORPHAN_S = 30
-"""How long after an attempt's deadline its child ends by itself, if nobody has killed it."""
+"""How long after an attempt's deadline its child ends by itself, if its parent hasn't killed it."""
 
 
 class ChildAttempts:

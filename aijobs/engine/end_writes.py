@@ -49,7 +49,7 @@ class EndWrites:
         patience: timedelta,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`patience`: how long a job waits for its providers, uncounted, before that is an error of the job.
+        """`patience`: how long a job is postponed for its providers before that is an error of the job.
         `chance`: a random number from 0 to 1 for the jitter, so that jobs that failed together don't return together.
         """
         self._database, self._clock = database, clock

@@ -32,7 +32,7 @@ NO_LIMIT = -1.0
 
 
 class Ending:
-    """Ends attempts, whoever asks for it: their own code, the watcher, a drain, or the parent of a child process."""
+    """Ends attempts, for their own code, the watcher, a drain, and the parent of a child process."""
 
     def __init__(self, lifecycle: LifecycleRepository, writes: EndWrites) -> None:
         self._lifecycle, self._writes = lifecycle, writes
@@ -135,7 +135,7 @@ class Ending:
         run.end(Outcome.LOST)
 
     def _close_call(self, run: Run, code: str | None) -> None:
-        """Close the usage row of the last call: the money is gone, whoever holds the job."""
+        """Close the usage row of the last call: the money is spent, whichever attempt holds the job."""
         if run.call is None or code is None:
             return
         try:

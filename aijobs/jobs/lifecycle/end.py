@@ -42,7 +42,7 @@ class Ends(Leases):
         """End the job `succeeded`, with the number of artifacts that its projection made.
 
         `output`: the validated output, if it isn't saved yet. `row`: what `lock_row` returned in this transaction; it
-        spares a read. A lease that has run out still succeeds, if nobody has taken the job.
+        spares a read. A lease that has run out still succeeds, if no other attempt has the job.
         """
         if row is not None and (row.id, row.attempt_no) != (lease.job_id, lease.attempt_no):
             held = f"attempt {lease.attempt_no} of {lease.job_id}"

@@ -40,7 +40,7 @@ class FairShare:
         self._behind: dict[str, float] = {}
         """Users whose jobs let the jobs of others go first, and until when by `time.monotonic`."""
         self._last: dict[str, str] = {}
-        """The user whom this process let go first last, by queue. The next one in the ring follows."""
+        """The last user that fairness chose in this process, by queue. The next choice starts after it in the ring."""
 
     def put_behind(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""

@@ -24,7 +24,7 @@ class Leases(JobChanges):
     """Renewal, progress, calls and output of an attempt. `LockLost` if another attempt holds the job."""
 
     def extend_lock(self, lease: Lease, *, tries: int = TRIES, waits: bool = True) -> None:
-        """Renew the lease. One that has run out is renewed too, if nobody has taken the job.
+        """Renew the lease. One that has run out is renewed too, if no other attempt has the job.
 
         Unless it `waits`, a row that another transaction has locked is refused (`JobLockConflict`): while a child
         process projects the job, nobody can take the lease.

@@ -126,6 +126,19 @@ class Trace:
     text: str
 
 
+def read_redis(client: redis.Redis) -> list[str]:
+    """Return a line for each key with its value."""
+    readers: Mapping[Any, Callable[[bytes], Any]] = {
+        b"none": lambda _: "(gone meanwhile)",
+        b"string": client.get,
+        b"zset": lambda k: client.zrange(k, 0, -1, withscores=True),
+        b"list": lambda k: client.lrange(k, 0, -1),
+        b"set": client.smembers,
+        b"hash": client.hgetall,
+    }
+    return [f"{key!r} = {readers[client.type(key)](key)!r}" for key in client.scan_iter(count=1000)]
+
+
 @dataclass
 class Site:
     """Everything of one installation, and all that it wrote since the last `forget`."""
@@ -200,16 +213,7 @@ class Site:
 
     def look_at_redis(self) -> None:
         """Keep every key with its value, as they are at this moment."""
-        readers: Mapping[Any, Callable[[bytes], Any]] = {
-            b"none": lambda _: "(gone meanwhile)",
-            b"string": self.redis.get,
-            b"zset": lambda k: self.redis.zrange(k, 0, -1, withscores=True),
-            b"list": lambda k: self.redis.lrange(k, 0, -1),
-            b"set": self.redis.smembers,
-            b"hash": self.redis.hgetall,
-        }
-        for key in self.redis.scan_iter(count=1000):
-            self.seen_in_redis.append(f"{key!r} = {readers[self.redis.type(key)](key)!r}")
+        self.seen_in_redis += read_redis(self.redis)
 
     def traces(self, output: str = "") -> list[Trace]:
         """All that was written down; `output` is what the process printed."""

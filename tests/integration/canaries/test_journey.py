@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from aijobs.web.factory import create_app
 from aijobs.wiring.engine import build_engine
 from aijobs.wiring.passes import build_maintenance_crew
 from aijobs.wiring.services import Services, build_services
+from tests.integration.canaries.canaries import read_redis
 from tests.support.databases import SqliteDatabases
 from tests.support.polling import poll
 from tests.support.processes import Run
@@ -111,18 +112,7 @@ class Journey:
 
     def dump_redis(self) -> str:
         """Every key with its value, as text; kept in `seen_in_redis`."""
-        lines = []
-        for key in self.redis.scan_iter(count=1000):
-            kind = self.redis.type(key)
-            readers: dict[bytes, Callable[[bytes], Any]] = {
-                b"none": lambda _: "(gone meanwhile)",
-                b"string": self.redis.get,
-                b"zset": lambda k: self.redis.zrange(k, 0, -1, withscores=True),
-                b"list": lambda k: self.redis.lrange(k, 0, -1),
-                b"set": self.redis.smembers,
-                b"hash": self.redis.hgetall,
-            }
-            lines.append(f"{key!r} = {readers[kind](key)!r}")
+        lines = read_redis(self.redis)
         self.seen_in_redis += lines
         return "\n".join(lines)
 
