@@ -6,12 +6,22 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol
 
-from sqlalchemy import BigInteger, ColumnElement, Dialect, Interval, String, TypeDecorator, bindparam, literal, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Dialect,
+    Interval,
+    Select,
+    String,
+    TypeDecorator,
+    bindparam,
+    literal,
+    select,
+)
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
-from aijobs.db.database import UtcDateTime, is_mysql
+from aijobs.db.database import Unit, UtcDateTime, connection_of, is_mysql
 
 
 class _Offset(TypeDecorator[timedelta]):
@@ -101,7 +111,12 @@ class ManualClock:
         self.at += by
 
 
-def read_clock(session: Session, clock: Clock) -> datetime:
+@lru_cache(maxsize=8)
+def _read(now: ColumnElement[datetime]) -> Select[datetime]:
+    return select(now)
+
+
+def read_clock(unit: Unit, clock: Clock) -> datetime:
     """The clock's present instant as a value, in the precision that this database stores."""
-    at: datetime = session.execute(select(clock.now())).scalar_one()
+    at: datetime = connection_of(unit).execute(_read(clock.now())).scalar_one()
     return at

@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     JSON,
+    Connection,
     DateTime,
     Dialect,
     Engine,
+    Executable,
     MetaData,
+    Row,
     String,
     Text,
     TypeDecorator,
@@ -136,26 +139,36 @@ HOLD_S = 30.0
 
 _AFTER_COMMIT = "aijobs_after_commit"
 
+Unit = Session | Connection
+"""A transaction as its statements see it. The short road of a job needs no `Session`; plug-ins and lists have one."""
+Actions = Sequence[Callable[[], None]]
 
-def after_commit(session: Session, action: Callable[[], None]) -> None:
-    """Run `action` once the session's unit of work is committed; never if it is rolled back.
 
-    It runs in the same thread, with the session closed, and must not raise.
+def after_commit(unit: Unit, action: Callable[[], None]) -> None:
+    """Run `action` once the unit of work is committed; never if it is rolled back.
+
+    It runs in the same thread, with session and connection closed, and must not raise.
     """
-    session.info.setdefault(_AFTER_COMMIT, []).append(action)
+    unit.info.setdefault(_AFTER_COMMIT, []).append(action)
 
 
-def _run_actions(session: Session | None) -> None:
-    for action in session.info.pop(_AFTER_COMMIT, ()) if session is not None else ():
+def _take_actions(unit: Unit) -> Actions:
+    actions: Actions = unit.info.pop(_AFTER_COMMIT, ())
+    return actions
+
+
+def _run(actions: Actions) -> None:
+    for action in actions:
         action()
 
 
 class CommitUnknown(Exception):
     """The connection was lost after COMMIT was sent: what was written may or may not be there."""
 
-    def __init__(self, cause: DBAPIError, session: Session | None = None) -> None:
+    def __init__(self, cause: DBAPIError, actions: Actions = ()) -> None:
+        """`actions`: what is to run if it turns out that the commit took effect."""
         super().__init__(str(cause))
-        self.cause, self.session = cause, session
+        self.cause, self.actions = cause, actions
 
 
 class StatementTooLarge(JobError):
@@ -174,8 +187,12 @@ class Database:
     def __init__(self, source: str | Engine, *, pool_size: int = 10) -> None:
         """`source`: a URL, or an engine that `build_engine` made."""
         self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
-        self._read = sessionmaker(_for_reading(self.engine), autoflush=False, expire_on_commit=False)
-        self._write = sessionmaker(self.engine.execution_options(**WRITING), expire_on_commit=False)
+        self._reading = _for_reading(self.engine)
+        self._read = sessionmaker(self._reading, autoflush=False, expire_on_commit=False)
+        self._writing = self.engine.execution_options(**WRITING)
+        self._write = sessionmaker(self._writing, expire_on_commit=False)
+        self.joins_statements = self.engine.dialect.name == "postgresql"
+        """Several changes can be one statement (data-modifying WITH)."""
         self._wrote_at = self._failed_at = -math.inf
         self._fault: str | None = None
 
@@ -190,7 +207,7 @@ class Database:
         """One write transaction, not repeated: for callers that repeat themselves, and for tests."""
         with self._write() as session, session.begin():
             yield session
-        _run_actions(session)
+        _run(_take_actions(session))
 
     def write(
         self, work: Callable[[Session], T], confirm: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
@@ -202,19 +219,44 @@ class Database:
         and `work` runs again. Without `confirm`, `work` must itself be safe to repeat. `StatementTooLarge` if the
         server refuses what it writes because of its size.
         """
-        lost, lost_session = False, None
+        return self._repeat(self._write, work, confirm, tries)
+
+    def transact(
+        self,
+        work: Callable[[Connection], T],
+        confirm: Callable[[Session], T | None] | None = None,
+        *,
+        tries: int = TRIES,
+        alone: bool = False,
+    ) -> T:
+        """Do the same on a bare connection, without the cost of a session. `alone`: `work` is a single statement, sent
+        without BEGIN and COMMIT where `joins_statements`.
+        """
+        alone = alone and self.joins_statements
+        begin = self._reading.connect if alone else self._writing.connect
+        return self._repeat(begin, work, confirm, tries, alone)
+
+    def _repeat(
+        self,
+        begin: Callable[[], Any],
+        work: Callable[[Any], T],
+        confirm: Callable[[Session], T | None] | None,
+        tries: int,
+        alone: bool = False,
+    ) -> T:
+        lost, lost_actions = False, cast(Actions, ())
         for attempt in range(1, tries + 1):
             try:
-                result, session = self._once(work)
+                result, actions = self._once(begin, work, alone)
             except Exception as error:
                 self._note_fault(error)
                 if isinstance(error, CommitUnknown):
-                    lost, lost_session = True, error.session
+                    lost, lost_actions = True, error.actions
                     _pause(attempt)
                 # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
                 # the very thing that this try met.
                 if lost and confirm and (confirmed := self._confirm(confirm)) is not None:
-                    _run_actions(lost_session)
+                    _run(lost_actions)
                     return confirmed
                 if isinstance(error, CommitUnknown):
                     if attempt == tries:
@@ -225,7 +267,7 @@ class Database:
                     _pause(attempt)
             else:
                 self._note_success()
-                _run_actions(session)
+                _run(actions)
                 return result
         raise AssertionError("unreachable: the last try returns or raises")
 
@@ -254,6 +296,19 @@ class Database:
         cause = cause_of(error)
         if stops_writes(cause):
             self._fault, self._failed_at = cause, time.monotonic()
+
+    def rows(self, statement: Executable, of: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        """Return the rows of one SELECT with its parameters. Once more if the connection turned out to be cut."""
+        try:
+            return self._rows(statement, of)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            return self._rows(statement, of)
+
+    def _rows(self, statement: Executable, of: Mapping[str, Any]) -> Sequence[Row[Any]]:
+        with self._reading.connect() as connection:
+            return connection.execute(statement, of).all()
 
     def look(self, work: Callable[[Session], T]) -> T:
         """What `work` reads in a session of its own; once more where the connection turned out to be cut."""
@@ -285,24 +340,32 @@ class Database:
         with self._read() as session:
             return work(session)
 
-    def _once(self, work: Callable[[Session], T]) -> tuple[T, Session]:
-        with self._write() as session:
+    def _once(self, begin: Callable[[], Any], work: Callable[[Any], T], alone: bool) -> tuple[T, Actions]:
+        """Run `work` in the session or connection that `begin` opens, and commit it."""
+        with begin() as unit:
+            _take_actions(unit)  # Of a transaction that was rolled back: the pool gives a connection's dict again.
             try:
-                result = work(session)
-                session.flush()
+                result = work(unit)
+                if isinstance(unit, Session):
+                    unit.flush()
             except DBAPIError as error:
+                if alone and error.connection_invalidated:
+                    raise CommitUnknown(error) from error
                 _raise_if_too_large(error)
                 raise
+            actions = _take_actions(unit)
+            if alone:
+                return result, actions
             try:
-                session.commit()
+                unit.commit()
             except DBAPIError as error:
                 if error.connection_invalidated:
-                    raise CommitUnknown(error, session) from error
+                    raise CommitUnknown(error, actions) from error
                 # A COMMIT that failed (SQLite: busy, disk full) may leave its transaction open, which would come back
                 # from the pool with the connection.
-                session.invalidate()
+                unit.invalidate()
                 raise
-            return result, session
+            return result, actions
 
     def dispose(self) -> None:
         """Close the pool's connections."""
@@ -321,6 +384,26 @@ def _for_reading(engine: Engine) -> Engine:
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="AUTOCOMMIT")
     return engine
+
+
+def connection_of(unit: Unit) -> Connection:
+    """Return the connection of a transaction, after flushing its session's objects if it has one."""
+    if isinstance(unit, Connection):
+        return unit
+    if unit.autoflush:
+        unit.flush()
+    return unit.connection()
+
+
+@contextmanager
+def session_on(connection: Connection) -> Iterator[Session]:
+    """A session in the transaction of `connection`, for code that is used to one. What it holds is flushed at the end.
+
+    Its commit and its end leave the transaction open; its rollback rolls all of it back.
+    """
+    with Session(connection, join_transaction_mode="rollback_only") as session:
+        yield session
+        session.flush()
 
 
 def savepoint(session: Session) -> Any:

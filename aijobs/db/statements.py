@@ -8,6 +8,7 @@ same object: one that is made for each call is right too, and costs what putting
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -19,15 +20,21 @@ from sqlalchemy import (
     Delete,
     Executable,
     Insert,
+    Row,
+    Select,
+    String,
     Table,
     Update,
+    bindparam,
     insert,
+    literal_column,
+    select,
     update,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import Session
 
-from aijobs.db.database import MYSQL, Base
+from aijobs.db.database import MYSQL, Base, Unit, connection_of
 
 KEPT = 256
 """So many statements of a kind are kept, those used last: of a job's way there are a dozen. The rest is room for such
@@ -35,6 +42,14 @@ as hold an expression made for one call, which come and go."""
 
 Expressions = tuple[tuple[str, ClauseElement], ...]
 """What columns are set to by the database itself, by their names."""
+
+
+@lru_cache(KEPT)
+def constant(value: str) -> ColumnElement[str]:
+    """Return a text of ours as part of a statement that is kept: a parameter would be sent and planned each time."""
+    if not re.fullmatch(r"[a-z_]+", value):
+        raise ValueError(f"{value!r} is no constant of ours")
+    return literal_column(f"'{value}'", String)
 
 
 def change_rows(session: Session, statement: Update | Delete) -> int:
@@ -47,52 +62,75 @@ def change_rows(session: Session, statement: Update | Delete) -> int:
 
 
 def change_by(
-    session: Session, model: type[Base], /, *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
+    unit: Unit, model: type[Base], /, *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
 ) -> int:
     """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`. `TypeError` for a
     column that isn't there, as of all that follow.
     """
     table = _table(model)
     expressions, plain = _apart(table, values)
-    return _run(session, _update(table, where, expressions), {**plain, **of}).rowcount
+    return _run(unit, _update(table, where, expressions), {**plain, **of}).rowcount
 
 
-def read_rows(session: Session, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
+def read_rows(unit: Unit, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
     """The rows of a SELECT that is kept by its caller, and whose `bindparam`s are given by `of`. Of columns alone: this
     is `Session.execute` without an ORM's work, so that a model would come as its bare columns."""
-    return _run(session, statement, of)
+    return _run(unit, statement, of)
 
 
-def insert_row(session: Session, model: type[Base], /, **values: Any) -> None:
+def read_all(unit: Unit, statement: Executable, of: Mapping[str, Any]) -> Sequence[Row[Any]]:
+    """Return all rows of a SELECT that is kept by its caller."""
+    return _run(unit, statement, of).all()
+
+
+def insert_row(unit: Unit, model: type[Base], /, **values: Any) -> None:
     """Insert a row that nobody needs as an object."""
     table = _table(model)
     expressions, plain = _apart(table, values)
-    _run(session, _insert(table, expressions), plain)
+    _run(unit, _insert(table, expressions), plain)
 
 
-def insert_rows(session: Session, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+def insert_rows(unit: Unit, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows of plain values for the same columns, which nobody needs as objects; none is nothing."""
     if rows:
         table = _table(model)
         _refuse_unknown(table, rows[0])
         # One row goes as one, which most are: a driver's way for many is dearer.
-        _run(session, _insert(table, ()), rows if len(rows) > 1 else rows[0])
+        _run(unit, _insert(table, ()), rows if len(rows) > 1 else rows[0])
 
 
-def insert_if_absent(session: Session, model: type[Base], key: str, /, **values: Any) -> None:
+def insert_together(unit: Unit, *rows: tuple[type[Base], Mapping[str, Any]], returning: str) -> Any:
+    """Insert rows of different tables, in one statement where the database can, and return a column of the first.
+
+    A value must be given for each column that has no default of the database. The column that is returned is an
+    expression only where `joins_statements`.
+    """
+    connection = connection_of(unit)
+    if connection.dialect.name != "postgresql":
+        for model, values in rows:
+            insert_row(connection, model, **values)
+        return rows[0][1][returning]
+    parts, parameters = [], dict[str, Any]()
+    for number, (model, values) in enumerate(rows):
+        table = _table(model)
+        expressions, plain = _apart(table, values)
+        parts.append((table, expressions, tuple(plain)))
+        parameters.update({f"of_{number}_{name}": value for name, value in plain.items()})
+    return connection.execute(_together(tuple(parts), returning), parameters).scalar_one()
+
+
+def insert_if_absent(unit: Unit, model: type[Base], key: str, /, **values: Any) -> None:
     """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
     table = _table(model)
     expressions, plain = _apart(table, values)
-    _run(session, _insert_if_absent(session.get_bind().dialect.name, table, key, expressions), plain)
+    _run(unit, _insert_if_absent(connection_of(unit).dialect.name, table, key, expressions), plain)
 
 
 def _run(
-    session: Session, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    unit: Unit, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> CursorResult[Any]:
-    # `Session.execute` would flush too, but would then do an ORM's work for a statement that needs none.
-    if session.autoflush:
-        session.flush()
-    return session.connection().execute(statement, values)
+    # Not `Session.execute`, which would do an ORM's work for a statement that needs none.
+    return connection_of(unit).execute(statement, values)
 
 
 def _table(model: type[Base]) -> Table:
@@ -120,6 +158,17 @@ def _update(table: Table, where: tuple[ColumnElement[bool], ...], expressions: E
 @lru_cache(KEPT)
 def _insert(table: Table, expressions: Expressions) -> Insert:
     return insert(table).values(dict(expressions))
+
+
+@lru_cache(KEPT)
+def _together(parts: tuple[tuple[Table, Expressions, tuple[str, ...]], ...], returning: str) -> Select[Any]:
+    statements = []
+    for number, (table, expressions, plain) in enumerate(parts):
+        given = {name: bindparam(f"of_{number}_{name}", type_=table.c[name].type) for name in plain}
+        statements.append(insert(table).values({**dict(expressions), **given}))
+    first = statements[0].returning(parts[0][0].c[returning]).cte("part_0")
+    others = [statement.cte(f"part_{number}") for number, statement in enumerate(statements[1:], 1)]
+    return select(first).add_cte(*others)
 
 
 @lru_cache(KEPT)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
 from aijobs.ai.billing.cost import Cost, CostCalculator
 from aijobs.ai.billing.tokens import read_count
 from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, Route
 from aijobs.clock import utc_now
-from aijobs.db.database import Database
+from aijobs.db.database import Database, Unit
 from aijobs.engine.run import OpenCall, Run
 from aijobs.errors import JobError
 from aijobs.ids import new_id
@@ -37,15 +37,15 @@ class CallBooks:
     usage: UsageLog
     costs: CostCalculator
 
-    def close(self, session: Session, run: Run) -> None:
+    def close(self, unit: Unit, run: Run) -> None:
         """Close the row of the attempt's last call, if one is open, in the caller's transaction."""
         if run.call is not None:
-            self.usage.close(session, run.call.usage_id, run.call.result)
+            self.usage.close(unit, run.call.usage_id, run.call.result)
 
     def close_now(self, run: Run) -> None:
         """Close the row of the attempt's last call, if one is open, in a transaction of its own."""
         if run.call is not None:
-            self.database.write(lambda session: self.close(session, run))
+            self.database.transact(lambda connection: self.close(connection, run))
             run.call = None
 
     def cost(self, provider: str, model: str, counts: _Counts, at: datetime) -> Cost | None:
@@ -76,12 +76,12 @@ class AttemptLedger:
         books, run = self._books, self._run
         usage_id = new_id()
 
-        def open_row(session: Session) -> str:
-            job = books.lifecycle.note_provider_call(session, run.lease)
-            books.close(session, run)
+        def open_row(connection: Connection) -> str:
+            books.lifecycle.note_provider_call(connection, run.lease)
+            books.close(connection, run)
             return books.usage.open(
-                session,
-                job,
+                connection,
+                run.job,
                 route.provider,
                 route.model,
                 usage_id,
@@ -89,7 +89,7 @@ class AttemptLedger:
                 credential_mode=self._credential_mode,
             )
 
-        books.database.write(open_row, confirm=lambda s: books.usage.find(s, usage_id))
+        books.database.transact(open_row, confirm=lambda s: books.usage.find(s, usage_id))
         run.call = OpenCall(usage_id, CallResult(route.provider, route.model), utc_now())
         logger.info("provider.called", provider=route.provider, model=route.model, **run.fields())
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -20,7 +21,7 @@ from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.output import read_answer, schema_faults
 from aijobs.ai.provider import GenerateRequest, Moderator, Route
 from aijobs.canonical import canonical_hash, find_faults
-from aijobs.db.database import Database
+from aijobs.db.database import Database, session_on
 from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.calls import AttemptLedger, CallBooks
 from aijobs.engine.guard import Guard
@@ -29,7 +30,6 @@ from aijobs.engine.resolve import Resolved
 from aijobs.engine.run import Run
 from aijobs.jobs.lifecycle.confirm import saved
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
-from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, get_logger
 from aijobs.validation import find_schema_faults, plain_location, plain_path
 
@@ -111,28 +111,30 @@ class Execute:
         return answer.text, answer.finish_reason
 
     def _save(self, run: Run, output: dict[str, Any]) -> None:
-        def save(session: Session) -> AiJob:
-            job = self._lifecycle.save_output(run.lease, output, session)
-            self._books.close(session, run)
-            return job
+        def save(connection: Connection) -> str:
+            output_hash = self._lifecycle.save_output(run.lease, output, connection)
+            self._books.close(connection, run)
+            return output_hash
 
         self._keep(run, save, saved(run.lease, canonical_hash(output)))
         run.call = None
         logger.info("job.output_saved", **run.fields())
 
-    def _keep(self, run: Run, save: Callable[[Session], AiJob], read_saved: Callable[[Session], AiJob | None]) -> None:
+    def _keep(self, run: Run, save: Callable[[Connection], str], read_saved: Callable[[Session], str | None]) -> None:
         """Save the answer. While the database is away, wait until the deadline: a lost answer would be bought again.
 
         A save that fails twice although the database answers is raised.
         """
 
-        def save_once(session: Session) -> AiJob:
-            return read_saved(session) or save(session)  # An earlier COMMIT may have taken effect.
+        def save_once(connection: Connection) -> str:
+            with session_on(connection) as session:
+                found = read_saved(session)  # An earlier COMMIT may have taken effect.
+            return found or save(connection)
 
         refused, work = 0, save
         while True:
             try:
-                self._database.write(work, confirm=read_saved)
+                self._database.transact(work, confirm=read_saved)
             except SQLAlchemyError as error:
                 refused = refused + 1 if self._database.answers() else 0
                 if refused > 1:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import Session
 
-from aijobs.db.database import Database
+from aijobs.db.database import Database, session_on
 from aijobs.db.statements import insert_rows
 from aijobs.definitions.projector import Artifact
 from aijobs.definitions.registry import JobDefinitionRegistry
@@ -56,42 +55,47 @@ class Project:
         takeover comes in between, the second transaction is refused.
         """
         try:
-            return self._succeed(run, lambda session, output: self._run_projector(session, run, output))
+            return self._succeed(run, lambda connection, output: self._run_projector(connection, run, output))
         except IntegrityError as error:
             conflict = error
-        return self._succeed(run, lambda session, _output: self._find_recorded(session, run, conflict))
+        return self._succeed(run, lambda connection, _output: self._find_recorded(connection, run, conflict))
 
-    def _succeed(self, run: Run, artifacts_of: Callable[[Session, Any], Sequence[Artifact]]) -> KnownJob:
+    def _succeed(self, run: Run, artifacts_of: Callable[[Connection, Any], Sequence[Artifact]]) -> KnownJob:
         """End the job with these artifacts, in one transaction that has locked its row."""
 
-        def work(session: Session) -> KnownJob:
-            row = self._lifecycle.lock_row(session, run.lease)
-            count = len(artifacts_of(session, row.validated_output if run.output is None else run.output))
+        def work(connection: Connection) -> KnownJob:
+            saved = self._lifecycle.lock_row(connection, run.lease).output
+            count = len(artifacts_of(connection, saved if run.output is None else run.output))
             return self._lifecycle.mark_succeeded(
-                run.lease, session, row=row, output=run.output, artifact_count=count, duration_ms=run.stopwatch.ms
+                run.lease,
+                connection,
+                job=run.job,
+                output=run.output,
+                artifact_count=count,
+                duration_ms=run.stopwatch.ms,
             )
 
-        return self._database.write(work, ended(run.lease, SUCCEEDED))
+        return self._database.transact(work, ended(run.lease, SUCCEEDED))
 
-    def _run_projector(self, session: Session, run: Run, output: Any) -> Sequence[Artifact]:
-        """Run the projector and record its artifacts."""
+    def _run_projector(self, connection: Connection, run: Run, output: Any) -> Sequence[Artifact]:
+        """Run the projector and record its artifacts. It works in a session on the connection of the transaction."""
         if run.definition.projector is None:
             return ()
         projector = self._registry.projector(run.definition.projector)
         run.projecting = True
         try:
-            artifacts = projector.project(session, run.job, output).artifacts
+            with session_on(connection) as session:
+                artifacts = projector.project(session, run.job, output).artifacts
         finally:
             run.projecting = False
-        insert_rows(session, AiJobArtifact, [{"job_id": run.job.id, **artifact._asdict()} for artifact in artifacts])
+        insert_rows(connection, AiJobArtifact, [{"job_id": run.job.id, **artifact._asdict()} for artifact in artifacts])
         return artifacts
 
-    def _find_recorded(self, session: Session, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
+    def _find_recorded(self, connection: Connection, run: Run, conflict: IntegrityError) -> Sequence[Artifact]:
         """Return the artifacts on record, after the projection met rows that existed before."""
-        rows = session.execute(
-            select(AiJobArtifact).where(AiJobArtifact.job_id == run.job.id).order_by(AiJobArtifact.ordinal)
-        ).scalars()
-        recorded = [Artifact(row.artifact_type, row.artifact_id, row.ordinal) for row in rows]
+        row = AiJobArtifact
+        query = select(row.artifact_type, row.artifact_id, row.ordinal).where(row.job_id == run.job.id)
+        recorded = [Artifact(*found) for found in connection.execute(query.order_by(row.ordinal))]
         if not recorded:
             raise JobError("INTERNAL_PROJECTION", "a unique conflict, and no artifact of this job") from conflict
         logger.info(f"job.projected {DUPLICATE_MARK}", artifacts=len(recorded), **run.fields())

@@ -19,7 +19,7 @@ from aijobs.definitions.definition import PLATFORM_KEY
 from aijobs.engine.retry import count_retries
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.lease import HeldJob
 
 MOST_OUTPUT_TOKENS = 64_000
 """Upper limit for the doubled token budget after a truncated answer. Beyond it the prompt asks for fewer items."""
@@ -28,7 +28,7 @@ MOST_OUTPUT_TOKENS = 64_000
 class Credentials(Protocol):
     """The store of users' own keys."""
 
-    def find_sealed(self, session: Session, job: AiJob) -> SealedKey | None:
+    def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
         """Return the key that pays for the job, still encrypted; None if it was deleted."""
         ...
 
@@ -71,8 +71,12 @@ class Resolve:
         job, definition = run.job, run.definition
         if job.output_hash is not None:
             return None
-        known = self._database.look(lambda session: self._read(session, job))
-        if job.credential_mode != PLATFORM_KEY:
+        platform = job.credential_mode == PLATFORM_KEY
+        if platform and not job.retry_count:
+            known = _Known(None, Counter())
+        else:
+            known = self._database.look(lambda session: self._read(session, job))
+        if not platform:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")
             self._credentials.note_use(known.credential)
@@ -104,7 +108,7 @@ class Resolve:
         )
         return Resolved(content, request, routes)
 
-    def _read(self, session: Session, job: AiJob) -> _Known:
+    def _read(self, session: Session, job: HeldJob) -> _Known:
         sealed = None if job.credential_mode == PLATFORM_KEY else self._credentials.find_sealed(session, job)
         return _Known(sealed, count_retries(session, job))
 

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import JobError, Retried, describe, is_internal
-from aijobs.jobs.models import AiJob, AiJobEvent
+from aijobs.jobs.lease import HeldJob
+from aijobs.jobs.models import AiJobEvent
 
 
 def wait_before_retry(
@@ -37,7 +38,7 @@ def _is_retried(code: str, definition: JobDefinition, retried: Mapping[str, int]
     return rule in (Retried.BACKOFF, Retried.REPROMPT)
 
 
-def count_retries(session: Session, job: AiJob) -> Counter[str]:
+def count_retries(session: Session, job: HeldJob) -> Counter[str]:
     """Return how often the job was retried for each code, by its history."""
     if not job.retry_count:
         return Counter()

@@ -13,8 +13,7 @@ from aijobs.definitions.definition import JobDefinition
 from aijobs.engine.child import Child
 from aijobs.engine.outcome import Outcome
 from aijobs.engine.token import CancellationToken
-from aijobs.jobs.lease import Lease
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.lease import HeldJob, Lease
 from aijobs.logs import LoggedJob, job_fields
 
 
@@ -33,7 +32,7 @@ class OpenCall:
 class Run:
     """One attempt of a job by this process."""
 
-    job: AiJob
+    job: HeldJob
     lease: Lease
     definition: JobDefinition
     token: CancellationToken

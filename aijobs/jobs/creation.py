@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from aijobs.db.clock import Clock, read_clock
-from aijobs.db.database import Database, StatementTooLarge, savepoint
+from aijobs.db.clock import Clock
+from aijobs.db.database import Base, Database, StatementTooLarge, session_on
 from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaReservation
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
-from aijobs.outbox.repository import OutboxRepository, outgoing
+from aijobs.outbox.models import OutboxEvent
+from aijobs.outbox.repository import SENT_FIELDS, OutboxRepository, outgoing
 from aijobs.queues.message import HandOver, OutgoingMessage
 from aijobs.screening.redaction import Redacted
 
@@ -40,11 +42,15 @@ class CreatedJob:
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to be inserted, the definition that it runs by, and its redacted input."""
+    """The columns of a job to be inserted, the definition that it runs by, and its redacted input."""
 
-    job: AiJob
+    columns: Mapping[str, Any]
     definition: JobDefinition
     content: Redacted
+
+
+class _NoUserRow(Exception):
+    """The user has no row to lock yet: it is their first job."""
 
 
 def definition_columns(definition: JobDefinition) -> dict[str, Any]:
@@ -82,10 +88,10 @@ class JobCreation:
         self._hand_over, self._handover_delay = hand_over, handover_delay
 
     def create_once(
-        self, user_id: str, find: Callable[[Session], AiJob | None], prepare: Callable[[Session, str], NewJob]
+        self, user_id: str, find: Callable[[Connection], AiJob | None], prepare: Callable[[Connection, str], NewJob]
     ) -> CreatedJob:
-        """Return the job that `find` finds, otherwise insert the one that `prepare(session, id)` makes. Both run under
-        the lock of the user's row.
+        """Return the job that `find` finds, otherwise insert the one that `prepare(connection, id)` makes. Both run
+        under the lock of the user's row.
 
         Job, reservation, snapshot, history and event are written in one transaction; then the message is handed over.
         `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED if the user has no room for it, which an operator's retry ignores;
@@ -94,32 +100,25 @@ class JobCreation:
         job_id = new_id()
 
         def found(session: Session, job: AiJob) -> CreatedJob:
-            if job.id != job_id:
-                return CreatedJob(job, created=False)
             event = self._outbox.enqueue_event(session, job)  # An earlier try of this transaction was committed.
             return CreatedJob(job, True, outgoing(event, job) if event else None)
 
-        def create(session: Session) -> CreatedJob:
-            lock_user_row(session, user_id)
-            existing = find(session)
+        def create(connection: Connection) -> CreatedJob:
+            if not lock_user_row(connection, user_id):
+                raise _NoUserRow
+            existing = find(connection)
             if existing is None:
-                inserted = self._insert(session, prepare(session, job_id))
-                if inserted is not None:
-                    return inserted
-                existing = find(session)  # A unique conflict: another request with this key was first.
-                if existing is None:
-                    raise ApiError("SERVICE_BUSY")
-            return found(session, existing)
+                return self._insert(connection, prepare(connection, job_id))
+            if existing.id != job_id:
+                return CreatedJob(existing, created=False)
+            with session_on(connection) as session:
+                return found(session, existing)
 
         def confirm(session: Session) -> CreatedJob | None:
             job = session.get(AiJob, job_id)
             return found(session, job) if job else None
 
-        ensure_user_row(self._database, self._clock, user_id)
-        try:
-            result = self._database.write(create, confirm)
-        except StatementTooLarge as error:
-            raise ApiError("PAYLOAD_TOO_LARGE", {"limit": "maxAllowedPacket", "allowed": error.longest}) from None
+        result = self._write(user_id, create, confirm)
         if result.created:
             event_id = result.message.event_id if result.message else None
             logger.info("job.created", **job_fields(result.job, outboxId=event_id))
@@ -127,19 +126,31 @@ class JobCreation:
             self._hand_over(result.message)
         return result
 
-    def _insert(self, session: Session, new: NewJob) -> CreatedJob | None:
-        """Insert the job's rows; None if a unique constraint refuses it."""
-        job = new.job
-        job.created_at = read_clock(session, self._clock)
-        reserved = self._limits.admit(session, job, new.definition, new.content.content)
-        try:
-            with savepoint(session):
-                self._lifecycle.create_job(session, job)
-        except IntegrityError:
-            return None
+    def _write(
+        self,
+        user_id: str,
+        create: Callable[[Connection], CreatedJob],
+        confirm: Callable[[Session], CreatedJob | None],
+    ) -> CreatedJob:
+        for _ in range(3):
+            try:
+                return self._database.transact(create, confirm)
+            except _NoUserRow:
+                ensure_user_row(self._database, self._clock, user_id)
+            except StatementTooLarge as error:
+                raise ApiError("PAYLOAD_TOO_LARGE", {"limit": "maxAllowedPacket", "allowed": error.longest}) from None
+            except IntegrityError:
+                continue  # Another request with this key was first, and is found now.
+        raise ApiError("SERVICE_BUSY")
+
+    def _insert(self, connection: Connection, new: NewJob) -> CreatedJob:
+        columns = new.columns
+        reserved = self._limits.admit(connection, columns, new.definition, new.content.content)
+        # Its queue, its priority and the parts of its dedupe key.
+        event = self._outbox.enqueue_row(AiJob(**{**columns, "attempt_no": 0}), self._clock.now(self._handover_delay))
+        snapshot = self._snapshots.build(columns["id"], columns["input_schema_version"], new.content)
+        rows: list[tuple[type[Base], Mapping[str, Any]]] = [(AiJobSnapshot, snapshot), (OutboxEvent, event)]
         if reserved is not None:
-            session.add(reserved)
-        session.add(self._snapshots.build(session, job.id, job.input_schema_version, new.content))
-        event = self._outbox.add_enqueue(session, job, job.created_at + self._handover_delay)
-        session.flush()
-        return CreatedJob(job, True, outgoing(event, job))
+            rows.append((QuotaReservation, reserved))
+        job = self._lifecycle.create_job(connection, columns, *rows)
+        return CreatedJob(job, True, outgoing(OutboxEvent(**{name: event[name] for name in SENT_FIELDS}), job))

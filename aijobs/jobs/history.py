@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from sqlalchemy.orm import Session
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Table, bindparam
 
 from aijobs.db.clock import Clock
+from aijobs.db.database import Unit
 from aijobs.db.statements import insert_row
 from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.models import AiJobEvent
 
+_EVENTS = cast(Table, AiJobEvent.__table__)
 WORKER = "worker"
 REAPER = "reaper"
 DISPATCHER = "dispatcher"
 SYSTEM = "system"
 
 
+def history_row(job: Any, clock: Clock) -> dict[str, ColumnElement[Any]]:
+    """Return the row of a change as expressions of the columns of `job` and of the parameters `note_parameters`."""
+    given = {name: bindparam(f"note_{name}", type_=_EVENTS.c[name].type) for name in _NOTED}
+    return {"job_id": job.id, "seq": job.event_seq, "attempt_no": job.attempt_no, "at": clock.now(), **given}
+
+
+def note_parameters(
+    event_type: str,
+    *,
+    actor: str = WORKER,
+    instance: str | None = None,
+    error_code: str | None = None,
+    duration_ms: int | None = None,
+) -> dict[str, Any]:
+    """Return the parameters of `history_row`."""
+    return dict(zip(_NOTE_NAMES, (event_type, actor, instance, error_code, duration_ms), strict=True))
+
+
+_NOTED = ("type", "actor", "instance", "error_code", "duration_ms")
+_NOTE_NAMES = tuple(f"note_{name}" for name in _NOTED)
+
+
 def record(
-    session: Session,
+    unit: Unit,
     clock: Clock,
     job: KnownJob,
     event_type: str,
@@ -29,7 +55,7 @@ def record(
 ) -> None:
     """Append one row. Its number is `job.event_seq`, which the UPDATE of this change has raised."""
     insert_row(
-        session,
+        unit,
         AiJobEvent,
         job_id=job.id,
         seq=job.event_seq if seq is None else seq,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from aijobs.errors import describe
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.models import AiJob, CountsLosses
 from aijobs.logs import LoggedJob
 
 
@@ -26,7 +26,7 @@ class Lease:
         return self.token.rpartition("/")[0]
 
 
-def lease_of(job: AiJob, event_id: str | None = None) -> Lease:
+def lease_of(job: AiJob | HeldJob, event_id: str | None = None) -> Lease:
     """Return the lease under which `job` is held. `ValueError` if nobody holds it."""
     if job.locked_by is None:
         raise ValueError(f"job {job.id} is not held")
@@ -54,28 +54,40 @@ class KnownJob(LoggedJob, Protocol):
 
 
 @dataclass
-class LockedRow:
-    """The columns that `lock_row` reads of a held job: what its end records, and its saved output if there is one.
-
-    The other thirty columns are expensive to read, and PROJECT doesn't need them.
-    """
+class HeldJob(CountsLosses):
+    """The columns of a held job that its attempt needs. To read all of them as an object costs several times more."""
 
     id: str
+    user_id: str
     job_type: str
+    target_type: str
+    target_id: str
+    root_id: str
     queue_name: str
-    attempt_no: int
+    priority: int
+    idempotency_key: str | None
+    prompt_version: str | None
+    credential_mode: str
+    credential_id: str | None
     lifecycle_status: str
-    error_code: str | None
     event_seq: int
+    retry_count: int
+    max_retry_count: int
+    lost_count: int
+    uncharged_losses: int
+    attempt_no: int
+    locked_by: str | None
     output_hash: str | None
-    validated_output: Any = field(repr=False)
+    answer_faults: Any
+    error_code: str | None
+    created_at: datetime
 
 
 @dataclass(frozen=True)
 class Locked:
     """A job that was just locked, and its input."""
 
-    job: AiJob
+    job: HeldJob
     event_id: str | None
     """The outbox event that asked for this attempt."""
     content: str | None = field(repr=False)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, literal, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, Subquery, bindparam, case, exists, func, literal, or_, select
 
 from aijobs.ai.billing.forecast import NOTHING, Forecast, Forecaster
 from aijobs.ai.models import AiUsageLog
 from aijobs.clock import iso
+from aijobs.db.clock import Clock, read_clock
+from aijobs.db.database import Unit
+from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJob, QuotaReservation
@@ -25,6 +27,7 @@ from aijobs.jobs.status import CANCELLED, FAILED, OPEN
 
 TOO_MANY_RETRY_AFTER = timedelta(seconds=5)
 """`Retry-After` while too many jobs are active: when one of them ends is unknown."""
+_ACTIVE = select(func.count()).where(AiJob.user_id == bindparam("of_user"), AiJob.lifecycle_status.in_(OPEN))
 COUNTED = ("jobs", "tokens", "cost_micros")
 
 
@@ -59,55 +62,59 @@ class Limits:
 class UserLimits:
     """Admits new jobs. The caller holds the user's row."""
 
-    def __init__(self, limits: Limits, forecaster: Forecaster) -> None:
-        self._limits, self._forecaster = limits, forecaster
+    def __init__(self, limits: Limits, forecaster: Forecaster, clock: Clock) -> None:
+        self._limits, self._forecaster, self._clock = limits, forecaster, clock
 
     def admit(
-        self, session: Session, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]
-    ) -> QuotaReservation | None:
-        """Return the reservation to write with `job`; None if it needs none.
+        self, unit: Unit, job: Mapping[str, Any], definition: JobDefinition, content: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Return the reservation to insert with a job of these columns; None if it needs none.
 
         `ApiError` TOO_MANY_JOBS or QUOTA_EXCEEDED if the user has no room for it. An operator's retry isn't refused,
         and counts as used.
         """
-        need = self._need(job, definition, content)
-        if job.trigger_type == "user":
-            self._check_active(session, job.user_id)
-            self._check_quotas(session, job, need)
+        by_user = job["trigger_type"] == "user"
+        if by_user:
+            self._check_active(unit, job["user_id"])
+        if not self._limits.periods:
+            return None
+        now = read_clock(unit, self._clock)
+        need = self._need(job, definition, content, now)
+        if by_user:
+            self._check_quotas(unit, job["user_id"], need, now)
         if need == NOTHING:
             return None
-        return QuotaReservation(job_id=job.id, tokens=need.tokens, cost_micros=need.cost_micros)
+        return {"job_id": job["id"], "tokens": need.tokens, "cost_micros": need.cost_micros}
 
-    def _need(self, job: AiJob, definition: JobDefinition, content: Mapping[str, Any]) -> Forecast:
+    def _need(
+        self, job: Mapping[str, Any], definition: JobDefinition, content: Mapping[str, Any], now: datetime
+    ) -> Forecast:
         """Return what the job may spend; nothing for a retry that inherits an answer."""
-        if not self._limits.reserve or job.output_hash is not None:
+        if not self._limits.reserve or job.get("output_hash") is not None:
             return NOTHING
-        return self._forecaster.call(definition, job.credential_mode, content, job.created_at)
+        return self._forecaster.call(definition, job["credential_mode"], content, now)
 
-    def _check_active(self, session: Session, user_id: str) -> None:
+    def _check_active(self, unit: Unit, user_id: str) -> None:
         allowed = self._limits.active_jobs
         if not allowed:
             return
-        query = select(func.count()).where(AiJob.user_id == user_id, AiJob.lifecycle_status.in_(OPEN))
-        active = session.execute(query).scalar_one()
+        active = read_rows(unit, _ACTIVE, {"of_user": user_id}).scalar_one()
         if active >= allowed:
             details = {"limit": "userActiveJobs", "used": active, "allowed": allowed}
             raise ApiError("TOO_MANY_JOBS", details, TOO_MANY_RETRY_AFTER)
 
-    def _check_quotas(self, session: Session, job: AiJob, need: Forecast) -> None:
+    def _check_quotas(self, unit: Unit, user_id: str, need: Forecast, now: datetime) -> None:
         """Raise for the exceeded quota with the longest period."""
         periods = self._limits.periods
-        if not periods:
-            return
-        starts = {"day": _day(job.created_at), "month": _month(job.created_at)}
+        starts = {"day": _day(now), "month": _month(now)}
         ends = {"day": starts["day"] + timedelta(days=1), "month": _month(starts["month"] + timedelta(days=31))}
-        used = session.execute(_used(job.user_id, {name: starts[name] for name, _ in periods})).one()
+        used = read_rows(unit, _used(user_id, {name: starts[name] for name, _ in periods}), {}).one()
         more = {"jobs": 1, "tokens": need.tokens, "cost_micros": need.cost_micros}
         for name, quota in reversed(periods):
             for what in COUNTED:
                 allowed, so_far = getattr(quota, what), int(getattr(used, f"{name}_{what}"))
                 if allowed and so_far + more[what] > allowed:
-                    raise _exceeded(name, what, so_far, more[what], allowed, job.created_at, ends[name])
+                    raise _exceeded(name, what, so_far, more[what], allowed, now, ends[name])
 
 
 def _exceeded(

@@ -23,7 +23,25 @@ _LEGACY_STATUS = (
 _STATUS_LIST = ", ".join(f"'{status}'" for status in LIFECYCLE_STATUSES)
 
 
-class AiJob(Base):
+class CountsLosses:
+    """What follows from the workers that a job has lost."""
+
+    lost_count: Any
+    uncharged_losses: Any
+
+    @property
+    def losses(self) -> int:
+        """Losses of any kind."""
+        number: int = self.lost_count + self.uncharged_losses
+        return number
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the job may be what kills its process, and so runs in a process of its own."""
+        return self.losses > 0
+
+
+class AiJob(CountsLosses, Base):
     """One request for AI work. `LifecycleRepository` alone writes its `lifecycle_status`."""
 
     __tablename__ = "ai_jobs"
@@ -86,16 +104,6 @@ class AiJob(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-
-    @property
-    def losses(self) -> int:
-        """Losses of any kind."""
-        return self.lost_count + self.uncharged_losses
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether the job may be what kills its process, and so runs in a process of its own."""
-        return self.losses > 0
 
     __table_args__ = (
         Index("uq_ai_jobs_user_type_key", "user_id", "job_type", "idempotency_key", unique=True),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session, undefer
 
 from aijobs.canonical import find_faults
+from aijobs.db.database import session_on
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError, InputInvalid
@@ -50,18 +51,21 @@ class Retries:
                 raise ApiError("JOB_NOT_FOUND")
             return job
 
-        def prepare(session: Session, child_id: str) -> NewJob:
-            job = read(session)
-            definition = self._definition(job)
-            child = _child(job, definition, child_id)
-            content = _input_again(session, job, definition)
-            if wait is not None and child.output_hash is None:
+        def find(connection: Connection) -> AiJob | None:
+            with session_on(connection) as session:
+                return self._live_child(session, read(session))
+
+        def prepare(connection: Connection, child_id: str) -> NewJob:
+            with session_on(connection) as session:
+                job = read(session)
+                definition = self._definition(job)
+                child = _child(job, definition, child_id)
+                content = _input_again(session, job, definition)
+            if wait is not None and "output_hash" not in child:
                 raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
             return NewJob(child, definition, content)
 
-        result = self._creation.create_once(
-            parent.user_id, lambda session: self._live_child(session, read(session)), prepare
-        )
+        result = self._creation.create_once(parent.user_id, find, prepare)
         logger.info("job.retried", by=by, parentJobId=parent.id, **job_fields(result.job))
         return result
 
@@ -94,28 +98,28 @@ class Retries:
         return definition
 
 
-def _child(job: AiJob, definition: JobDefinition, child_id: str) -> AiJob:
-    """Return the new job. It inherits the saved output of the old one if the same versions made it."""
-    child = AiJob(
-        id=child_id,
-        root_id=job.root_id,
-        parent_job_id=job.id,
-        user_id=job.user_id,
-        target_type=job.target_type,
-        target_id=job.target_id,
-        priority=job.priority,
-        credential_mode=job.credential_mode,
-        credential_id=job.credential_id,
-        trigger_type="admin",
-        uncharged_losses=1 if _is_suspected(job) else 0,
+def _child(job: AiJob, definition: JobDefinition, child_id: str) -> dict[str, Any]:
+    """Return the columns of the new job. It inherits the saved output of the old one if the same versions made it."""
+    child = {
+        "id": child_id,
+        "root_id": job.root_id,
+        "parent_job_id": job.id,
+        "user_id": job.user_id,
+        "target_type": job.target_type,
+        "target_id": job.target_id,
+        "priority": job.priority,
+        "credential_mode": job.credential_mode,
+        "credential_id": job.credential_id,
+        "trigger_type": "admin",
+        "uncharged_losses": 1 if _is_suspected(job) else 0,
         **definition_columns(definition),
-    )
+    }
     same_versions = all(
-        getattr(child, version) == getattr(job, version)
+        child[version] == getattr(job, version)
         for version in ("prompt_version", "input_schema_version", "output_schema_version")
     )
     if job.output_hash is not None and same_versions:
-        child.validated_output, child.output_hash = job.validated_output, job.output_hash
+        child |= {"validated_output": job.validated_output, "output_hash": job.output_hash}
     return child
 
 

@@ -5,14 +5,16 @@ Internal: users reach it through business services, operators through retry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, Executable, Row, Select, bindparam, literal, select, union_all
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
-from aijobs.db.database import Database
+from aijobs.db.database import Database, session_on
+from aijobs.db.statements import read_all
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid
@@ -43,6 +45,21 @@ from aijobs.settings import KeyRing
 __all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 
 logger = get_logger(__name__)
+
+Read = Callable[[Executable, Mapping[str, Any]], Sequence[Row[Any]]]
+"""Run one SELECT with its parameters and return its rows."""
+
+
+def _by_key(model: type[AiJob] | type[JobTombstone], job_id: Any, is_deleted: int) -> Select[Any]:
+    return select(job_id, model.request_hash, literal(is_deleted)).where(
+        model.user_id == bindparam("of_user"),
+        model.job_type == bindparam("of_type"),
+        model.idempotency_key == bindparam("of_key"),
+    )
+
+
+_BY_KEY = union_all(_by_key(AiJob, AiJob.id, 0), _by_key(JobTombstone, JobTombstone.job_id, 1))
+"""The job of a user's key, or what is left of it."""
 
 OwnsCredential = Callable[[Session, str, str, str | None], bool]
 """Return whether a user has a credential of this mode with this id."""
@@ -85,10 +102,11 @@ class AiJobService:
         """
         definition = self._registry.get(job_type_name(request.job_type))
         # Before the checks: a request that led to a job once gets it, even if it breaks a newer rule.
-        with self._database.read() as session:
-            existing = self._existing(session, definition, request)
-        if existing is not None:
-            return CreatedJob(existing, created=False)
+        if (job_id := self._existing(self._database.rows, definition, request)) is not None:
+            with self._database.read() as session:
+                existing = session.get(AiJob, job_id)
+            if existing is not None:
+                return CreatedJob(existing, created=False)
         check_request(request)
         content = validated_input(definition, request.input)
         terms = agree_terms(definition, request.overrides, self._known_prompt)
@@ -101,32 +119,36 @@ class AiJobService:
             raise ApiError("PLATFORM_UNAVAILABLE", retry_after=wait)
         redacted = redact(content)
 
-        def prepare(session: Session, job_id: str) -> NewJob:
-            self._check_credential(session, request.user_id, terms)
-            return NewJob(AiJob(id=job_id, root_id=job_id, **columns), definition, redacted)
-
         columns = self._columns(definition, request, terms)
-        return self._creation.create_once(
-            request.user_id, lambda session: self._existing(session, definition, request), prepare
-        )
 
-    def _existing(self, session: Session, definition: JobDefinition, request: CreateJobInput) -> AiJob | None:
-        """Return the job that this user's key led to before. IDEMPOTENCY_KEY_REUSED if that was another request."""
+        def find(connection: Connection) -> AiJob | None:
+            job_id = self._existing(partial(read_all, connection), definition, request)
+            if job_id is None:
+                return None
+            with session_on(connection) as session:
+                return session.get_one(AiJob, job_id)
+
+        def prepare(connection: Connection, job_id: str) -> NewJob:
+            if terms.credential_mode != PLATFORM_KEY:
+                with session_on(connection) as session:
+                    self._check_credential(session, request.user_id, terms)
+            return NewJob({"id": job_id, "root_id": job_id, **columns}, definition, redacted)
+
+        return self._creation.create_once(request.user_id, find, prepare)
+
+    def _existing(self, rows: Read, definition: JobDefinition, request: CreateJobInput) -> str | None:
+        """Return the id of the job that this user's key led to before. IDEMPOTENCY_KEY_REUSED if that was another
+        request.
+        """
         if not can_have_led_to_a_job(request):
             return None
-        by_key = {
-            "user_id": request.user_id,
-            "job_type": definition.job_type,
-            "idempotency_key": request.idempotency_key,
-        }
-        job = session.execute(select(AiJob).filter_by(**by_key)).scalar()
-        if job is not None:
-            if not is_same_request(request, job.request_hash, self._keys):
-                raise ApiError("IDEMPOTENCY_KEY_REUSED", {"jobId": job.id, "reason": "other_request"})
-            return job
-        tombstone = session.execute(select(JobTombstone).filter_by(**by_key)).scalar()
-        if tombstone is not None:
-            raise ApiError("IDEMPOTENCY_KEY_REUSED", {"jobId": tombstone.job_id, "reason": "expired"})
+        key = {"of_user": request.user_id, "of_type": definition.job_type, "of_key": request.idempotency_key}
+        for row in rows(_BY_KEY, key):
+            job_id, stored_hash, is_deleted = tuple(row)
+            if is_deleted or not is_same_request(request, stored_hash, self._keys):
+                reason = "expired" if is_deleted else "other_request"
+                raise ApiError("IDEMPOTENCY_KEY_REUSED", {"jobId": job_id, "reason": reason})
+            return str(job_id)
         return None
 
     def _columns(self, definition: JobDefinition, request: CreateJobInput, terms: Terms) -> dict[str, Any]:

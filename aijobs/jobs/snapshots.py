@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session, undefer
 
-from aijobs.canonical import canonical_bytes, canonical_hash
-from aijobs.db.clock import Clock, read_clock
+from aijobs.canonical import canonical_bytes
+from aijobs.db.clock import Clock
 from aijobs.db.statements import change_rows, read_rows
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import FINAL
@@ -23,26 +24,22 @@ class SnapshotBuilder:
     def __init__(self, clock: Clock, keep: timedelta) -> None:
         self._clock, self._keep = clock, keep
 
-    def build(
-        self, session: Session, job_id: str, schema_version: str, content: Mapping[str, Any] | Redacted
-    ) -> AiJobSnapshot:
-        """Return the snapshot of a new job, to be added in the transaction that creates it.
+    def build(self, job_id: str, schema_version: str, redacted: Redacted) -> dict[str, Any]:
+        """Return the snapshot of a new job as a row, to be inserted in the transaction that creates the job.
 
-        Content that isn't redacted is redacted first: only redacted input is stored or hashed. Redact long content
-        before the transaction begins.
+        Only redacted input is stored or hashed.
         """
-        redacted = content if isinstance(content, Redacted) else redact(content)
         written = canonical_bytes(redacted.content)
-        return AiJobSnapshot(
-            job_id=job_id,
-            schema_version=schema_version,
-            content=redacted.content,
-            content_hash=canonical_hash(redacted.content),
-            content_bytes=len(written),
-            redaction_version=redacted.version,
-            redaction_counts=dict(redacted.counts),
-            expires_at=read_clock(session, self._clock) + self._keep,
-        )
+        return {
+            "job_id": job_id,
+            "schema_version": schema_version,
+            "content": redacted.content,
+            "content_hash": hashlib.sha256(written).hexdigest(),
+            "content_bytes": len(written),
+            "redaction_version": redacted.version,
+            "redaction_counts": dict(redacted.counts),
+            "expires_at": self._clock.now(self._keep),
+        }
 
 
 _WHOLE = (

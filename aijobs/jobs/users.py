@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select
 
 from aijobs.db.clock import Clock
-from aijobs.db.database import Database
-from aijobs.db.statements import insert_if_absent
+from aijobs.db.database import Database, Unit
+from aijobs.db.statements import insert_if_absent, read_rows
 from aijobs.jobs.models import QuotaUsage
 
 
@@ -22,6 +21,9 @@ def ensure_user_row(database: Database, clock: Clock, user_id: str) -> None:
     )
 
 
-def lock_user_row(session: Session, user_id: str) -> None:
-    """Lock the user's row until the end of this transaction, waiting for another that holds it."""
-    session.execute(select(QuotaUsage.user_id).where(QuotaUsage.user_id == user_id).with_for_update()).scalar()
+_LOCK = select(QuotaUsage.user_id).where(QuotaUsage.user_id == bindparam("of_user")).with_for_update()
+
+
+def lock_user_row(unit: Unit, user_id: str) -> bool:
+    """Lock the user's row until the end of this transaction, and wait for another holder. Return whether it exists."""
+    return read_rows(unit, _LOCK, {"of_user": user_id}).scalar() is not None

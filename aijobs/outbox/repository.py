@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, exists, or_, select, update
+from sqlalchemy import ColumnElement, String, Update, and_, bindparam, cast, exists, literal, null, or_, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
-from aijobs.db.statements import change_rows, insert_if_absent, read_rows
+from aijobs.db.database import Unit
+from aijobs.db.statements import change_by, change_rows, constant, insert_if_absent, read_rows
+from aijobs.ids import new_id
 from aijobs.logs import LoggedJob
 from aijobs.outbox.keys import EnqueuedJob, end_key, enqueue_key
 from aijobs.outbox.models import (
@@ -35,17 +37,26 @@ RETRY_AFTER = (timedelta(seconds=10), timedelta(seconds=20))
 
 EVENT_PAUSED: ColumnElement[bool] = exists().where(QueuePause.queue_name == OutboxEvent.queue_name)
 """The event's queue is paused. An event without a queue never is."""
-SEEN_EVENT = (OutboxEvent.id, OutboxEvent.status, OutboxEvent.dedupe_key)
-"""The columns of a `SeenEvent`, for queries that read other columns too."""
-_BY_KEY = select(*SEEN_EVENT).where(OutboxEvent.dedupe_key == bindparam("key"))
+OF_EVENT = bindparam("of_event", type_=OutboxEvent.id.type)
+_BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_key == bindparam("key"))
+_UNSENT = or_(OutboxEvent.status == constant(PENDING), OutboxEvent.status == constant(PROCESSING))
+_THE_UNSENT = and_(OutboxEvent.id == bindparam("of_id"), _UNSENT)
 
 
-class SeenEvent(NamedTuple):
-    """What a lock needs of an enqueue event. All None if an outer join found none."""
+def asks_for(job: Any, attempt: Any = None) -> ColumnElement[bool]:
+    """Build the condition that the event `of_event` asks for an attempt of a job, given by its columns: the one that it
+    is at, or `attempt`. An event whose key is a digest isn't recognised; its key is.
+    """
+    number = cast(job.attempt_no if attempt is None else attempt, String)
+    return and_(
+        OutboxEvent.id == OF_EVENT,
+        OutboxEvent.aggregate_id == job.id,
+        OutboxEvent.dedupe_key.like(literal("%:") + number),
+    )
 
-    id: str | None
-    status: str | None
-    dedupe_key: str | None
+
+SENT_FIELDS = ("id", "dedupe_key", "message_version", "message_key_id")
+"""The fields of an enqueue event that its message depends on."""
 
 
 def outgoing(event: OutboxEvent, job: EnqueuedJob) -> OutgoingMessage:
@@ -94,28 +105,38 @@ class OutboxRepository:
         )
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
 
-    def ask(
-        self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
-    ) -> None:
+    def ask(self, unit: Unit, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None) -> None:
         """Add the event that asks for the job's next attempt, due at `available_at` (now)."""
-        self._insert(
-            session,
-            ENQUEUE,
-            job.id,
-            enqueue_key(job, job.attempt_no + 1),
-            {"jobId": job.id, "jobType": job.job_type, "queueName": job.queue_name, "priority": job.priority},
-            queue_name=job.queue_name,
-            status=PENDING,
-            available_at=self._clock.now() if available_at is None else available_at,
-        )
+        insert_if_absent(unit, OutboxEvent, "dedupe_key", **self.enqueue_row(job, available_at))
 
-    def add_enqueue(
-        self, session: Session, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
-    ) -> OutboxEvent:
-        """Do the same, and return the event."""
-        self.ask(session, job, available_at)
-        key = enqueue_key(job, job.attempt_no + 1)
-        return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar_one()
+    def enqueue_row(
+        self, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None
+    ) -> dict[str, Any]:
+        """Return the row of that event, with a new id."""
+        return {
+            "id": new_id(),
+            "attempt_count": 0,
+            "redrives": 0,
+            **self._row(
+                ENQUEUE,
+                job.id,
+                enqueue_key(job, job.attempt_no + 1),
+                {"jobId": job.id, "jobType": job.job_type, "queueName": job.queue_name, "priority": job.priority},
+                queue_name=job.queue_name,
+                status=PENDING,
+                available_at=self._clock.now() if available_at is None else available_at,
+            ),
+        }
+
+    def mark_seen(self, job: Any) -> Update:
+        """Build the UPDATE that marks the event `of_event` published, if it asks for the attempt that the columns of
+        `job` name as begun.
+        """
+        return (
+            update(OutboxEvent)
+            .where(asks_for(job), _UNSENT)
+            .values(status=constant(PUBLISHED), published_at=job.locked_at, locked_by=null(), locked_at=null())
+        )
 
     def add_end(self, session: Session, job: LoggedJob) -> None:
         """Add the job's end event, published at once: nothing subscribes yet."""
@@ -124,58 +145,59 @@ class OutboxRepository:
         key = end_key(event_type, job.id)
         self._insert(session, event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
 
-    def _insert(
-        self,
-        session: Session,
-        event_type: str,
-        aggregate_id: str,
-        dedupe_key: str,
-        payload: Mapping[str, Any],
-        **values: Any,
-    ) -> None:
-        insert_if_absent(
-            session,
-            OutboxEvent,
-            "dedupe_key",
-            event_type=event_type,
-            aggregate_type=AGGREGATE,
-            aggregate_id=aggregate_id,
-            dedupe_key=dedupe_key,
-            payload=dict(payload),
-            created_at=self._clock.now(),
+    def end_row(self, job: Any) -> dict[str, Any]:
+        """Return the row of an end event as expressions of the columns of `job` and of the parameters of
+        `end_parameters`.
+        """
+        columns, now = OutboxEvent.__table__.c, self._clock.now()
+        event_id, event_type, key, payload = (
+            bindparam(f"end_{name}", type_=columns[name].type) for name in ("id", "event_type", "dedupe_key", "payload")
+        )
+        row = self._row(event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
+        return {"id": event_id, "attempt_count": 0, "redrives": 0, **row}
+
+    def end_parameters(self, job: LoggedJob, status: str) -> dict[str, Any]:
+        """Return the parameters of `end_row` for a job that ends in a state."""
+        event_type = END_EVENTS[status]
+        payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": status}
+        return {
+            "end_id": new_id(),
+            "end_event_type": event_type,
+            "end_dedupe_key": end_key(event_type, job.id),
+            "end_payload": payload,
+        }
+
+    def _insert(self, unit: Unit, *row: Any, **values: Any) -> None:
+        insert_if_absent(unit, OutboxEvent, "dedupe_key", **self._row(*row, **values))
+
+    def _row(self, event_type: Any, aggregate_id: Any, dedupe_key: Any, payload: Any, **values: Any) -> dict[str, Any]:
+        return {
+            "event_type": event_type,
+            "aggregate_type": AGGREGATE,
+            "aggregate_id": aggregate_id,
+            "dedupe_key": dedupe_key,
+            "payload": payload,
+            "created_at": self._clock.now(),
             **self._of_today(),
             **values,
-        )
-
-    def find_asking(
-        self, session: Session, job: EnqueuedJob, attempt: int, seen: SeenEvent | None = None
-    ) -> SeenEvent | None:
-        """Return the event that asks for the job's `attempt`, which may be `seen`; None if there is none."""
-        key = enqueue_key(job, attempt)
-        if seen is not None and seen.dedupe_key == key:
-            return seen
-        row = read_rows(session, _BY_KEY, {"key": key}).one_or_none()
-        return None if row is None else SeenEvent._make(row)
+        }
 
     def mark_asking_published(
-        self, session: Session, job: EnqueuedJob, attempt: int, at: datetime | None, seen: SeenEvent | None = None
+        self, unit: Unit, job: EnqueuedJob, attempt: int, at: datetime | ColumnElement[datetime] | None
     ) -> str | None:
         """Mark the event that asks for `attempt` published at `at`, and return its id; None if there is no such event.
 
-        `at` is None if the message isn't needed any more. `seen` spares a read. An event that is marked already is left
-        alone, because an UPDATE costs more than a read.
+        `at` is None if the message isn't needed any more. An event that is marked already is left alone, because an
+        UPDATE costs more than a read.
         """
-        event = self.find_asking(session, job, attempt, seen)
+        event = read_rows(unit, _BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
         if event is None:
             return None
         if event.status in (PENDING, PROCESSING):
-            change_rows(
-                session,
-                update(OutboxEvent)
-                .where(OutboxEvent.id == event.id, OutboxEvent.status.in_((PENDING, PROCESSING)))
-                .values(status=PUBLISHED, published_at=at, locked_by=None, locked_at=None),
-            )
-        return event.id
+            values = {"status": PUBLISHED, "published_at": at, "locked_by": None, "locked_at": None}
+            change_by(unit, OutboxEvent, _THE_UNSENT, of={"of_id": event.id}, **values)
+        event_id: str = event.id
+        return event_id
 
     # --- claiming ----------------------------------------------------------------------------------------------
 

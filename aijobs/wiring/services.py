@@ -156,7 +156,7 @@ def build_services(
             lifecycle,
             outbox,
             SnapshotBuilder(clock, timedelta(days=settings.snapshot_days)),
-            UserLimits(_limits(settings), Forecaster(router.routes, costs)),
+            UserLimits(_limits(settings), Forecaster(router.routes, costs), clock),
             hand_over=hand_over(broker),
             handover_delay=settings.seconds("handover_delay"),
         ),

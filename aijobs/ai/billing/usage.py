@@ -8,14 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
 from aijobs.db.clock import Clock
-from aijobs.db.statements import change_rows
+from aijobs.db.database import Unit
+from aijobs.db.statements import change_by, change_rows, insert_row, read_rows
 from aijobs.ids import new_id
 
+_LAST_CALL = select(func.max(AiUsageLog.call_no)).where(
+    AiUsageLog.job_id == bindparam("of_job"), AiUsageLog.attempt_no == bindparam("of_attempt")
+)
+_UNDONE = and_(AiUsageLog.id == bindparam("of_id"), AiUsageLog.state != DONE)
 MAX_PROVIDER, MAX_MODEL, MAX_REASON, MAX_REQUEST_ID = 64, 128, 32, 128
 """Characters that the columns hold."""
 
@@ -58,7 +63,7 @@ class UsageLog:
 
     def open(
         self,
-        session: Session,
+        unit: Unit,
         job: PayingJob,
         provider: str,
         model: str,
@@ -75,12 +80,10 @@ class UsageLog:
         where nobody lives to close it, so that a lost call counts something against a quota.
         """
         usage_id = usage_id or new_id()
-        last = session.execute(
-            select(func.max(AiUsageLog.call_no)).where(
-                AiUsageLog.job_id == job.id, AiUsageLog.attempt_no == job.attempt_no
-            )
-        ).scalar()
-        row = AiUsageLog(
+        last = read_rows(unit, _LAST_CALL, {"of_job": job.id, "of_attempt": job.attempt_no}).scalar()
+        insert_row(
+            unit,
+            AiUsageLog,
             id=usage_id,
             job_id=job.id,
             attempt_no=job.attempt_no,
@@ -95,30 +98,21 @@ class UsageLog:
             billed="unknown",
             started_at=self._clock.now(),
         )
-        session.add(row)
-        session.flush()
         return usage_id
 
     def find(self, session: Session, usage_id: str) -> str | None:
         """`usage_id` where its row is there: for a COMMIT whose answer was lost."""
         return session.execute(select(AiUsageLog.id).where(AiUsageLog.id == usage_id)).scalar()
 
-    def close(self, session: Session, usage_id: str, result: CallResult) -> None:
+    def close(self, unit: Unit, usage_id: str, result: CallResult) -> None:
         """Write what the call came to, also where the row was given up as lost meanwhile, or where the attempt was
         ended while the call went on: its answer may still come, and tells what it cost.
 
         Where nobody knows whether the call was billed, nor how long its prompt was, the estimate made before it stays.
         """
-        change_rows(
-            session,
-            update(AiUsageLog)
-            .where(AiUsageLog.id == usage_id, AiUsageLog.state != DONE)
-            .values(
-                state=FAILED_CALL if result.error_code else DONE,
-                finished_at=self._clock.now(),
-                **_storable(result),
-            ),
-        )
+        state = FAILED_CALL if result.error_code else DONE
+        values = {"state": state, "finished_at": self._clock.now(), **_storable(result)}
+        change_by(unit, AiUsageLog, _UNDONE, of={"of_id": usage_id}, **values)
 
 
 def _storable(result: CallResult) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
-from aijobs.db.database import Database, T, after_commit
-from aijobs.db.statements import change_by
+from aijobs.db.database import Database, T, Unit, after_commit
+from aijobs.db.statements import change_by, read_rows
 from aijobs.events import EventBus
 from aijobs.jobs.ends import announce_end
 from aijobs.jobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
@@ -27,6 +27,7 @@ from aijobs.jobs.status import FINAL, QUEUED
 from aijobs.outbox.repository import OutboxRepository
 
 _ONE_MORE = AiJob.event_seq + 1
+_STATE = select(AiJob.lifecycle_status, AiJob.attempt_no, AiJob.locked_by, AiJob.cancel_requested_at).where(THE_JOB)
 _JOB = select(AiJob).where(THE_JOB).execution_options(populate_existing=True)
 
 
@@ -89,9 +90,7 @@ class JobChanges:
         """Add a change's history row. If `job` is final now, add its end event and announce it after the commit."""
         if job.lifecycle_status in FINAL:
             self._outbox.add_end(session, job)
-            event_id = lease.event_id if lease else None
-            announce = partial(announce_end, self._bus, job, event_id=event_id, duration_ms=note.duration_ms)
-            after_commit(session, announce)
+            self._announce(session, job, lease, note.duration_ms)
         record(
             session,
             self._clock,
@@ -103,10 +102,14 @@ class JobChanges:
             duration_ms=note.duration_ms,
         )
 
-    def _refusal(self, session: Session, target: str | Lease, *, cancelling: bool = False) -> LifecycleError:
+    def _announce(self, unit: Unit, job: KnownJob, lease: Lease | None, duration_ms: int | None) -> None:
+        event_id = lease.event_id if lease else None
+        after_commit(unit, partial(announce_end, self._bus, job, event_id=event_id, duration_ms=duration_ms))
+
+    def _refusal(self, unit: Unit, target: str | Lease, *, cancelling: bool = False) -> LifecycleError:
         """Return why an UPDATE found no row. `cancelling`: it required a cancel request."""
         job_id = target.job_id if isinstance(target, Lease) else target
-        job = self._find(session, job_id)
+        job = read_rows(unit, _STATE, of(job_id)).one_or_none()
         if job is None:
             return JobGone(job_id, "there is no such job")
         if job.lifecycle_status in FINAL and not (isinstance(target, Lease) and job.attempt_no != target.attempt_no):

@@ -1,4 +1,4 @@
-"""Find out whether a COMMIT whose answer was lost took effect: each returns the job if it did, otherwise None."""
+"""Find out whether a COMMIT whose answer was lost took effect: each returns a result if it did, otherwise None."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def ended(lease: Lease, *states: str) -> Confirm:
     return read
 
 
-def saved(lease: Lease, output_hash: str) -> Confirm:
-    """The output is saved, and this attempt still holds the job."""
+def saved(lease: Lease, output_hash: str) -> Callable[[Session], str | None]:
+    """The output is saved, and this attempt still holds the job: its hash."""
 
-    def read(session: Session) -> AiJob | None:
+    def read(session: Session) -> str | None:
         job = session.get(AiJob, lease.job_id)
-        return job if job and job.locked_by == lease.token and job.output_hash == output_hash else None
+        return output_hash if job and job.locked_by == lease.token and job.output_hash == output_hash else None
 
     return read
 

@@ -9,58 +9,83 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_
+from sqlalchemy import ColumnElement, and_, bindparam, null
 from sqlalchemy.orm import Session
 
 from aijobs.ai.billing.usage import mark_lost
 from aijobs.canonical import canonical_hash
+from aijobs.db.database import Unit
+from aijobs.db.statements import constant, read_rows
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
 from aijobs.jobs.errors import CancelRequested
-from aijobs.jobs.history import SYSTEM, WORKER, record
-from aijobs.jobs.lease import JobErrorInfo, KnownJob, Lease, LockedRow
+from aijobs.jobs.history import SYSTEM, WORKER, note_parameters, record
+from aijobs.jobs.lease import HeldJob, JobErrorInfo, KnownJob, Lease
 from aijobs.jobs.lifecycle.changes import Note
 from aijobs.jobs.lifecycle.confirm import cancelled, ended
 from aijobs.jobs.lifecycle.lease import Leases
-from aijobs.jobs.lifecycle.statements import FREE
+from aijobs.jobs.lifecycle.statements import FIND_HELD, FREE, HELD, TO_HASH, TO_OUTPUT, locked_of, of
+from aijobs.jobs.lifecycle.transition import JOBS, Transition
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, SUCCEEDED
+from aijobs.outbox.models import OutboxEvent
 
 
 class Ends(Leases):
     """The final states. Each end is announced after its commit."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        artifacts = bindparam("to_artifacts", type_=JOBS.c.artifact_count.type)
+        succeeded = self._final(SUCCEEDED, progress=100, artifact_count=artifacts)
+        self._succeed_saved = self._ending(**succeeded)
+        self._succeed = self._ending(**succeeded, validated_output=TO_OUTPUT, output_hash=TO_HASH)
+
     def mark_succeeded(
         self,
         lease: Lease,
-        session: Session | None = None,
+        unit: Unit | None = None,
         *,
-        row: LockedRow | None = None,
+        job: HeldJob | None = None,
         output: Any = None,
         artifact_count: int = 0,
         duration_ms: int | None = None,
     ) -> KnownJob:
         """End the job `succeeded`, with the number of artifacts that its projection made.
 
-        `output`: the validated output, if it isn't saved yet. `row`: what `lock_row` returned in this transaction; it
-        spares a read. A lease that has run out still succeeds, if no other attempt has the job.
+        `output`: the validated output, if it isn't saved yet. `job`: what `lock_job` returned; it spares a read. A
+        lease that has run out still succeeds, if no other attempt has the job.
         """
-        if row is not None and (row.id, row.attempt_no) != (lease.job_id, lease.attempt_no):
+        if job is not None and (job.id, job.attempt_no) != (lease.job_id, lease.attempt_no):
             held = f"attempt {lease.attempt_no} of {lease.job_id}"
-            raise ValueError(f"the row is of attempt {row.attempt_no} of job {row.id}, and the lease of {held}")
+            raise ValueError(f"the job is at attempt {job.attempt_no} of {job.id}, and the lease is of {held}")
 
-        def succeed(session: Session) -> KnownJob:
-            was = row or self.lock_row(session, lease)
-            values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
-            if output is not None:
-                was = replace(was, output_hash=canonical_hash(output))
-                values.update(validated_output=output, output_hash=was.output_hash)
-            if not self._change(session, lease, NO_CANCEL, **values):
-                raise self._refusal(session, lease)
-            job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)
-            self._record(session, job, Note(SUCCEEDED, duration_ms=duration_ms), lease)
-            return job
+        def succeed(unit: Unit) -> KnownJob:
+            held = job or self._held(unit, lease)
+            saved = {} if output is None else {"to_output": output, "to_output_hash": canonical_hash(output)}
+            parameters = {
+                **saved,
+                "to_artifacts": artifact_count,
+                **note_parameters(SUCCEEDED, duration_ms=duration_ms),
+                **self._outbox.end_parameters(held, SUCCEEDED),
+            }
+            self._run_held(unit, self._succeed_saved if output is None else self._succeed, lease, parameters)
+            ended_job = replace(
+                held, lifecycle_status=SUCCEEDED, output_hash=saved.get("to_output_hash", held.output_hash)
+            )
+            self._announce(unit, ended_job, lease, duration_ms)
+            return ended_job
 
-        return self._in(session, succeed, ended(lease, SUCCEEDED))
+        return succeed(unit) if unit is not None else self._database.transact(succeed, ended(lease, SUCCEEDED))
+
+    def _ending(self, **values: Any) -> Transition:
+        """Build a holder's last change, with its history row and end event, which a requested cancel refuses."""
+        return self._held_transition(HELD, NO_CANCEL, inserts=((OutboxEvent, self._outbox.end_row),), **values)
+
+    def _held(self, unit: Unit, lease: Lease) -> HeldJob:
+        row = read_rows(unit, FIND_HELD, {**of(lease), "of_event": None}).one_or_none()
+        if row is None:
+            raise self._refusal(unit, lease)
+        return locked_of(row).job
 
     def mark_failed(
         self,
@@ -136,9 +161,9 @@ class Ends(Leases):
     def _final(self, status: str, **values: Any) -> dict[str, Any]:
         """Return the columns of a job that ends."""
         return {
-            "lifecycle_status": status,
+            "lifecycle_status": constant(status),
             "finished_at": self._clock.now(),
-            "next_attempt_at": None,
+            "next_attempt_at": null(),
             **FREE,
             **values,
         }

@@ -15,13 +15,15 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, func, select, union_all
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, FromClause, Row, Subquery, exists, func, select, union_all
+from sqlalchemy.orm import aliased
 
 from aijobs.db.clock import Clock
-from aijobs.db.statements import read_rows
+from aijobs.db.database import Unit
+from aijobs.db.statements import constant, read_rows
 from aijobs.jobs.conditions import DUE_AT, FREED, NO_CANCEL, NO_SUSPECT
 from aijobs.jobs.errors import NotYourTurn
+from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import QUEUED, RUNNING
 
@@ -35,8 +37,7 @@ class FairShare:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.holders = build_holders(clock)
-        self._all_held = select(self.holders)
+        self._all_held = select(build_holders(clock))
         self._behind: dict[str, float] = {}
         """Users whose jobs let the jobs of others go first, and until when by `time.monotonic`."""
         self._last: dict[str, str] = {}
@@ -46,6 +47,25 @@ class FairShare:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
         self._behind[user_id] = time.monotonic() + seconds
 
+    @property
+    def has_users_behind(self) -> bool:
+        """Whether any user was put behind, and that may not be over."""
+        return bool(self._behind)
+
+    def holds_another(self, job: FromClause) -> ColumnElement[bool]:
+        """Build the condition that the user of a job, given by its row, holds another job of its queue.
+
+        It reads the live leases, which are no more than the slots.
+        """
+        other = aliased(AiJob)
+        return exists().where(
+            other.lifecycle_status == constant(RUNNING),
+            other.lock_until > self._clock.now(),
+            other.queue_name == job.c.queue_name,
+            other.user_id == job.c.user_id,
+            other.id != job.c.id,
+        )
+
     def _users_behind(self) -> set[str]:
         now = time.monotonic()
         for user_id, until in list(self._behind.items()):
@@ -53,36 +73,37 @@ class FairShare:
                 self._behind.pop(user_id, None)
         return set(self._behind)
 
-    def check(self, session: Session, job: AiJob, held: int, job_types: Collection[str] | None) -> None:
+    def check(self, unit: Unit, job: HeldJob, holds_another: bool, job_types: Collection[str] | None) -> None:
         """Raise `NotYourTurn` if the user of `job`, which this transaction has locked, had a fair share without it, and
         another user who holds fewer jobs has one that is due.
 
-        `held`: the number of jobs that the user holds with it (`holders`). `job_types`: what the worker can run (any).
+        `job_types`: what the worker can run (any).
         """
         behind = self._users_behind()
         if job.user_id in behind:
-            self._let_go_first(session, job, behind, job_types)
+            self._let_go_first(unit, job, behind, job_types)
             return
-        mine = held - 1
+        if not holds_another:
+            return
+        found = read_rows(unit, self._all_held, {})
+        holders = {row.holder: row.number for row in found if row.queue_name == job.queue_name}
+        mine = holders[job.user_id] = holders.get(job.user_id, 1) - 1
         if not mine:
             return
-        found = read_rows(session, self._all_held, {})
-        holders = {row.holder: row.number for row in found if row.queue_name == job.queue_name}
-        holders[job.user_id] = mine
         if mine < max(1, (sum(holders.values()) + 1) // 2):
             return
         busy = {user for user, number in holders.items() if number >= mine}
-        self._let_go_first(session, job, busy, job_types)
+        self._let_go_first(unit, job, busy, job_types)
 
-    def _let_go_first(self, session: Session, job: AiJob, busy: set[str], job_types: Collection[str] | None) -> None:
+    def _let_go_first(self, unit: Unit, job: HeldJob, busy: set[str], job_types: Collection[str] | None) -> None:
         """`NotYourTurn` if a user who isn't `busy` has a job that is due."""
-        best = self._next(session, job.queue_name, self._last.get(job.queue_name, job.user_id), busy, job_types)
+        best = self._next(unit, job.queue_name, self._last.get(job.queue_name, job.user_id), busy, job_types)
         if best is not None:
             self._last[job.queue_name] = best.user_id
             raise NotYourTurn(job.id, best.id)
 
     def _next(
-        self, session: Session, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
+        self, unit: Unit, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None
     ) -> Row[Any] | None:
         """Return the best waiting job of the next user after `last` in the ring who isn't `busy`.
 
@@ -92,32 +113,32 @@ class FairShare:
         where = [AiJob.queue_name == queue_name, NO_CANCEL, NO_SUSPECT]
         if job_types is not None:
             where.append(AiJob.job_type.in_(job_types))
-        again = self._find_due_again(session, where)
+        again = self._find_due_again(unit, where)
         for after in (last, ""):
-            best = self._first(session, where, again, after)
+            best = self._first(unit, where, again, after)
             while best is not None and best.user_id in busy:
-                best = self._first(session, where, again, best.user_id)
+                best = self._first(unit, where, again, best.user_id)
             if best is not None:
                 return best
         return None
 
-    def _find_due_again(self, session: Session, where: Sequence[ColumnElement[bool]]) -> Sequence[Any] | None:
+    def _find_due_again(self, unit: Unit, where: Sequence[ColumnElement[bool]]) -> Sequence[Any] | None:
         """Return all freed jobs that are due; None if there are more than `FEW_DUE`."""
         due = (FREED, AiJob.next_attempt_at <= self._clock.now())
         query = select(*_PLACE).where(*where, *due).order_by(AiJob.next_attempt_at).limit(FEW_DUE + 1)
-        found = session.execute(query).all()
+        found = read_rows(unit, query, {}).all()
         return found if len(found) <= FEW_DUE else None
 
     def _first(
-        self, session: Session, where: Sequence[ColumnElement[bool]], again: Sequence[Any] | None, after: str
+        self, unit: Unit, where: Sequence[ColumnElement[bool]], again: Sequence[Any] | None, after: str
     ) -> Row[Any] | None:
         """Return the best waiting job of the first user after `after`. `again`: the freed jobs that are due, if few."""
         behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
         waiting = _best(AiJob.lifecycle_status == QUEUED, behind)
         if again is None:
             both = union_all(select(waiting), select(_best(FREED, behind))).subquery()
-            return session.execute(select(both).order_by(*both.c).limit(1)).one_or_none()
-        found = session.execute(select(waiting)).one_or_none()
+            return read_rows(unit, select(both).order_by(*both.c).limit(1), {}).one_or_none()
+        found = read_rows(unit, select(waiting), {}).one_or_none()
         # Each database compares these columns by bytes, as Python does.
         here = [row for row in again if row.user_id > after]
         return min([*here, found] if found is not None else here, key=tuple, default=None)

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Result, and_, func
+from sqlalchemy import ColumnElement, FromClause, Select, and_, exists, func, null, update
 from sqlalchemy.orm import Session
 
-from aijobs.jobs.conditions import DUE_AT
+from aijobs.db.clock import read_clock
+from aijobs.db.database import Base, Unit
+from aijobs.db.statements import constant, insert_together, read_rows
+from aijobs.jobs.conditions import DUE_AT, NO_SUSPECT
 from aijobs.jobs.errors import JobLockConflict, RunsAlone
-from aijobs.jobs.history import SYSTEM, record
+from aijobs.jobs.history import history_row, note_parameters
 from aijobs.jobs.lease import Lease, Locked
 from aijobs.jobs.lifecycle.changes import JobChanges
 from aijobs.jobs.lifecycle.fairness import FairShare
-from aijobs.jobs.lifecycle.statements import FIRST_PROGRESS, HELD_JOB, RUNNABLE, locked_job, of
-from aijobs.jobs.models import AiJob
+from aijobs.jobs.lifecycle.statements import (
+    FIND_HELD,
+    FIRST_PROGRESS,
+    OF_TOKEN,
+    RUNNABLE,
+    THE_JOB,
+    locked_of,
+    of,
+    read_held,
+    read_started,
+)
+from aijobs.jobs.lifecycle.transition import JOBS, Transition
+from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.status import QUEUED, RUNNING
-from aijobs.outbox.repository import SeenEvent
+from aijobs.outbox.repository import asks_for
 
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
+_NEW = {
+    "lifecycle_status": QUEUED,
+    "event_seq": 1,
+    "attempt_no": 0,
+    "progress": 0,
+    "retry_count": 0,
+    "lost_count": 0,
+    "artifact_count": 0,
+}
+"""The state of a new job."""
 
 
 class Locks(JobChanges):
@@ -28,23 +54,41 @@ class Locks(JobChanges):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._runnable = and_(DUE_AT <= self._clock.now(), RUNNABLE)
         self._first_start = func.coalesce(AiJob.started_at, self._clock.now())
         self._fair_share = FairShare(self._clock)
-        self._locked_job = locked_job(self._fair_share.holders)
-
-    def create_job(self, session: Session, job: AiJob) -> AiJob:
-        """Insert `job` as queued, with its first history row, in the caller's transaction.
-
-        The caller adds snapshot and enqueue event to the same transaction.
+        runnable = and_(DUE_AT <= self._clock.now(), RUNNABLE)
+        self._lock = self._locking(self._read_with_share, runnable)
+        self._lock_unhindered = self._locking(
+            read_started,
+            runnable,
+            NO_SUSPECT,
+            self._fair_share.holds_another(JOBS).is_(False),
+            exists().where(asks_for(JOBS.c, _NEXT_ATTEMPT)).is_(True),
+        )
+        """For the common case, in one statement: no suspect, whose user holds no other job and need not wait for
+        others, by the event that asks for this attempt.
         """
-        job.lifecycle_status = QUEUED
-        job.event_seq, job.attempt_no, job.progress = 1, 0, 0
-        session.add(job)
-        session.flush()
-        actor = SYSTEM if job.trigger_type == "system" else f"{job.trigger_type}:{job.user_id}"
-        record(session, self._clock, job, "created", actor=actor if job.trigger_type == "user" else job.trigger_type)
-        return job
+
+    def create_job(self, unit: Unit, columns: Mapping[str, Any], *also: tuple[type[Base], Mapping[str, Any]]) -> AiJob:
+        """Insert a queued job with its first history row, and `also` other rows, in the caller's transaction.
+
+        `columns`: of the job, without those of its state. `created_at` is now, unless it is given.
+        """
+        job = {"created_at": self._now(unit), "uncharged_losses": 0, **columns, **_NEW}
+        trigger = job["trigger_type"]
+        history = {
+            "job_id": job["id"],
+            "seq": job["event_seq"],
+            "type": "created",
+            "attempt_no": 0,
+            "actor": f"user:{job['user_id']}" if trigger == "user" else trigger,
+            "at": self._clock.now(),
+        }
+        created_at = insert_together(unit, (AiJob, job), (AiJobEvent, history), *also, returning="created_at")
+        return AiJob(**{**job, "created_at": created_at})
+
+    def _now(self, unit: Unit) -> datetime | ColumnElement[datetime]:
+        return self._clock.now() if self._database.joins_statements else read_clock(unit, self._clock)
 
     def lock_job(
         self,
@@ -57,37 +101,42 @@ class Locks(JobChanges):
     ) -> Locked:
         """Lock a due job for a new attempt; `JobLockConflict` if it can't be locked now.
 
-        In one statement: due, held by nobody, no cancel requested, and its queue not paused. `NotYourTurn` if its user
-        has a fair share of the queue already, and another user has a due job of `job_types` (any). `RunsAlone` if it is
-        a suspect and `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it;
-        with it one statement finds everything.
+        Due, held by nobody, no cancel requested, and its queue not paused. `NotYourTurn` if its user has a fair share
+        of the queue already, and another user has a due job of `job_types` (any). `RunsAlone` if it is a suspect and
+        `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
+        parameters = {
+            **of(job_id),
+            **note_parameters("locked", instance=instance_id),
+            "of_token": token,
+            "of_event": event_id,
+        }
 
-        def find(session: Session) -> Result[*tuple[Any, ...]]:
-            return session.execute(self._locked_job, {**of(job_id), "of_token": token, "of_event": event_id})
+        def lock_unhindered(unit: Unit) -> Locked | None:
+            row = self._lock_unhindered.run(unit, parameters)
+            return None if row is None else locked_of(row)
 
-        def lock(session: Session) -> Locked:
-            if not self._change(session, job_id, self._runnable, **self._locked(token)):
+        def lock(unit: Unit) -> Locked:
+            row = self._lock.run(unit, parameters)
+            if row is None:
                 raise JobLockConflict(job_id, "can't be locked: held, final, not due, or its queue is paused")
-            job, held, content, *row = find(session).one()
+            locked, holds_another = locked_of(row[:-1]), row[-1]
+            job = locked.job
             if job.is_suspect and not suspects:
                 raise RunsAlone(job_id, job.losses)
-            self._fair_share.check(session, job, held, job_types)
-            event = SeenEvent(*row)
-            event_id = self._outbox.mark_asking_published(session, job, job.attempt_no, job.locked_at, event)
-            record(session, self._clock, job, "locked", instance=instance_id)
-            return Locked(job, event_id, content)
+            self._fair_share.check(unit, job, holds_another, job_types)
+            return self._with_event(unit, locked)
 
         def confirm(session: Session) -> Locked | None:
-            found = find(session).one_or_none()
-            if found is None:
-                return None
-            job, _, content, *event = found
-            asking = self._outbox.find_asking(session, job, job.attempt_no, SeenEvent(*event))
-            return Locked(job, asking.id if asking else None, content)
+            row = read_rows(session, FIND_HELD, parameters).one_or_none()
+            return None if row is None else self._with_event(session, locked_of(row))
 
-        return self._database.write(lock, confirm)
+        if self._database.joins_statements and event_id is not None and not self._fair_share.has_users_behind:
+            locked = self._database.transact(lock_unhindered, confirm, alone=True)
+            if locked is not None:
+                return locked
+        return self._database.transact(lock, confirm)
 
     def put_behind(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
@@ -96,18 +145,41 @@ class Locks(JobChanges):
     def find_held(self, lease: Lease, event_id: str | None) -> Locked | None:
         """Return the job that is held under `lease`, as `lock_job` did; None if the lease is lost."""
         with self._database.read() as session:
-            found = session.execute(HELD_JOB, of(lease)).one_or_none()
-            return Locked(found[0], event_id, found[1]) if found else None
+            row = read_rows(session, FIND_HELD, {**of(lease), "of_event": event_id}).one_or_none()
+        if row is None or row.attempt_no != lease.attempt_no:
+            return None
+        return replace(locked_of(row), event_id=event_id)
 
-    def _locked(self, token: str) -> dict[str, Any]:
+    def _with_event(self, unit: Unit, locked: Locked) -> Locked:
+        """Find the event that asked for the attempt, unless the message named it, and mark it published."""
+        if locked.event_id is not None:
+            return locked
+        job = locked.job
+        return replace(
+            locked, event_id=self._outbox.mark_asking_published(unit, job, job.attempt_no, self._clock.now())
+        )
+
+    def _read_with_share(self, source: FromClause) -> Select[Any]:
+        return read_held(source).add_columns(self._fair_share.holds_another(source))
+
+    def _locking(self, read: Callable[[FromClause], Select[Any]], *where: ColumnElement[bool]) -> Transition:
+        change = update(JOBS).where(THE_JOB, *where).values(event_seq=AiJob.event_seq + 1, **self._locked(OF_TOKEN))
+        return Transition(
+            change,
+            inserts=((AiJobEvent, lambda job: history_row(job, self._clock)),),
+            read=read,
+            update=self._outbox.mark_seen,
+        )
+
+    def _locked(self, token: str | ColumnElement[str]) -> dict[str, Any]:
         """Return the columns of a job that `token` locks."""
         return {
-            "lifecycle_status": RUNNING,
+            "lifecycle_status": constant(RUNNING),
             "locked_by": token,
             "locked_at": self._clock.now(),
             "lock_until": self._clock.now(self._policy.length),
             "attempt_no": _NEXT_ATTEMPT,
-            "next_attempt_at": None,
+            "next_attempt_at": null(),
             "progress": FIRST_PROGRESS,
             "started_at": self._first_start,
         }

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Subquery, Text, and_, bindparam, case, cast, null, select
+from sqlalchemy import ColumnElement, FromClause, Select, Text, and_, bindparam, case, cast, null, select
 
+from aijobs.db.statements import constant
 from aijobs.jobs.conditions import NO_CANCEL, PAUSED, WAITS
-from aijobs.jobs.lease import Lease, LockedRow
+from aijobs.jobs.lease import HeldJob, Lease, Locked
+from aijobs.jobs.lifecycle.transition import JOBS, OF_JOB
 from aijobs.jobs.models import AiJob, AiJobSnapshot
 from aijobs.jobs.status import RUNNING
 from aijobs.outbox.models import OutboxEvent
-from aijobs.outbox.repository import SEEN_EVENT
+from aijobs.outbox.repository import OF_EVENT, asks_for
 
-THE_JOB = AiJob.id == bindparam("of_job")
+THE_JOB = AiJob.id == OF_JOB
 """The job that the parameters of `of` name."""
+OF_TOKEN = bindparam("of_token", type_=JOBS.c.locked_by.type)
 HELD = and_(
     THE_JOB,
-    AiJob.lifecycle_status == RUNNING,
-    AiJob.locked_by == bindparam("of_token"),
+    AiJob.lifecycle_status == constant(RUNNING),
+    AiJob.locked_by == OF_TOKEN,
     AiJob.attempt_no == bindparam("of_attempt"),
 )
 """The job, held under the lease that they name."""
@@ -33,38 +37,50 @@ def of(target: str | Lease) -> dict[str, Any]:
     return {"of_job": target}
 
 
-RUNNABLE = and_(WAITS, NO_CANCEL, ~PAUSED)
-"""A worker may lock the job once it is due."""
+TO_OUTPUT = bindparam("to_output", type_=JOBS.c.validated_output.type)
+TO_HASH = bindparam("to_output_hash", type_=JOBS.c.output_hash.type)
+"""The output that an attempt saves."""
+RUNNABLE = and_(WAITS, NO_CANCEL, PAUSED.is_(False))
+"""A worker may lock the job once it is due. `IS FALSE`, because PostgreSQL plans NOT EXISTS as a join, which takes longer
+than to run it.
+"""
 ASKED, SAVED = 10, 90
 """The progress of an attempt that calls a provider, and of one whose answer is saved."""
 FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
 FREE = {"locked_by": null(), "locked_at": null(), "lock_until": null()}
 """The columns of a job that nobody holds."""
-LOCK_ROW = select(*(getattr(AiJob, part.name) for part in fields(LockedRow))).where(HELD, NO_CANCEL).with_for_update()
+LOCK_ROW = select(AiJob.output_hash, AiJob.validated_output).where(HELD, NO_CANCEL).with_for_update()
 LOCK_UNTIL = select(AiJob.lock_until).where(THE_JOB).with_for_update(key_share=True)
 LOCK_UNTIL_NOW = select(AiJob.lock_until).where(THE_JOB).with_for_update(key_share=True, skip_locked=True)
 """The same; no row if another transaction has it."""
-HELD_JOB = (
-    select(AiJob, cast(AiJobSnapshot.content, Text))
-    .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
-    .where(HELD)
-)
-"""A held job and its input, unless its output is saved."""
 
 
-def locked_job(holders: Subquery) -> Select[*tuple[Any, ...]]:
-    """Build the query for a job that was just locked: the job, the number of jobs that its user holds, its input unless
-    its output is saved, and the event `of_event` if it asks for this job.
+def read_started(source: FromClause) -> Select[Any]:
+    """Build the query for a `HeldJob`, its input unless its output is saved, and the event `of_event`, from the job's
+    row.
     """
-    with_it = and_(holders.c.queue_name == AiJob.queue_name, holders.c.holder == AiJob.user_id)
-    return (
-        select(AiJob, holders.c.number, cast(AiJobSnapshot.content, Text), *SEEN_EVENT)
-        .join(holders, with_it)
-        .outerjoin(AiJobSnapshot, and_(AiJobSnapshot.job_id == AiJob.id, AiJob.output_hash.is_(None)))
-        .outerjoin(OutboxEvent, and_(OutboxEvent.id == bindparam("of_event"), OutboxEvent.aggregate_id == AiJob.id))
-        .where(THE_JOB, AiJob.locked_by == bindparam("of_token"))
-        .execution_options(populate_existing=True)
-    )
+    job = source.c
+    snapshot = and_(AiJobSnapshot.job_id == job.id, job.output_hash.is_(None))
+    columns = (job[part.name] for part in fields(HeldJob))
+    query = select(*columns, cast(AiJobSnapshot.content, Text), OF_EVENT)
+    return query.select_from(source.outerjoin(AiJobSnapshot, snapshot))
+
+
+def read_held(source: FromClause) -> Select[Any]:
+    """Do the same, with the event only if it asks for the attempt."""
+    event = select(OutboxEvent.id).where(asks_for(source.c)).scalar_subquery()
+    started = read_started(source)
+    return started.with_only_columns(*list(started.selected_columns)[:-1], event)
+
+
+def locked_of(row: Sequence[Any]) -> Locked:
+    """Return what a row of `read_held` says."""
+    *columns, content, event_id = row
+    return Locked(HeldJob(*columns), event_id, content)
+
+
+FIND_HELD = read_held(JOBS).where(THE_JOB, AiJob.locked_by == OF_TOKEN)
+"""The job that a token holds."""
 
 
 @lru_cache  # One expression for each percentage, so that its statement is kept.
