@@ -9,8 +9,7 @@ from sqlalchemy import ColumnElement, Table, bindparam
 from aijobs.db.clock import Clock
 from aijobs.db.database import Unit
 from aijobs.db.statements import insert_row
-from aijobs.jobs.lease import KnownJob
-from aijobs.jobs.models import AiJobEvent
+from aijobs.jobs.models import AiJob, AiJobEvent
 
 _EVENTS = cast(Table, AiJobEvent.__table__)
 WORKER = "worker"
@@ -44,7 +43,7 @@ _NOTE_NAMES = tuple(f"note_{name}" for name in _NOTED)
 def record(
     unit: Unit,
     clock: Clock,
-    job: KnownJob,
+    job: AiJob,
     event_type: str,
     *,
     seq: int | None = None,

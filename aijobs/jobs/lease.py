@@ -47,9 +47,8 @@ class LeasePolicy:
 
 
 class KnownJob(LoggedJob, Protocol):
-    """What the history and the log need of a job that was changed."""
+    """What the log needs of a job that was changed."""
 
-    event_seq: int
     output_hash: str | None
 
 
@@ -70,7 +69,6 @@ class HeldJob(CountsLosses):
     credential_mode: str
     credential_id: str | None
     lifecycle_status: str
-    event_seq: int
     retry_count: int
     max_retry_count: int
     lost_count: int

@@ -73,11 +73,10 @@ def _call_writes(node: ast.Call) -> bool:
 
 COMPUTED = {
     "aijobs.jobs.lifecycle.changes": (3, "hands on what the repository chose"),
-    "aijobs.db.statements": (5, "writes what its caller names"),
-    "aijobs.jobs.service": (1, "a new job's columns, read from one dictionary above"),
-    "aijobs.jobs.retries": (1, "the definition's part of a child"),
+    "aijobs.db.statements": (7, "writes what its caller names"),
+    "aijobs.jobs.creation": (1, "a new job's columns, for the key of its event"),
     "aijobs.ai.billing.usage": (1, "usage rows"),
-    "aijobs.outbox.repository": (3, "outbox events"),
+    "aijobs.outbox.repository": (5, "outbox events"),
     "aijobs.upkeep.pass_log": (1, "passes"),
     "aijobs.testing.fakellm.ledger": (1, "the ledger of a server that tests ask"),
 }

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
-from aijobs.db.database import Base, Database
+from aijobs.db.database import Actions, Base, CommitUnknown, Database
 from tests.statemachine.flows import COMMIT, Died, stop, this_flow
 from tests.support.crash_points import AFTER_COMMIT, BEFORE_COMMIT
 
@@ -66,10 +65,10 @@ class FaultyDatabase(Database):
         if isinstance(context.original_exception, self._lost):
             context.is_disconnect = True
 
-    def _once(self, work: Callable[[Session], T]) -> T:
+    def _once(self, begin: Callable[[], Any], work: Callable[[Any], T], alone: bool) -> tuple[T, Actions]:
         flow = this_flow()
         if flow is None:
-            return super()._once(work)
+            return super()._once(begin, work, alone)
         order = None if flow.away_for else stop(COMMIT)
         if order == AWAY:
             flow.away_for = 5
@@ -78,12 +77,25 @@ class FaultyDatabase(Database):
             raise OperationalError("BEGIN", {}, self._lost("connection refused"), connection_invalidated=True)
         self._armed = order
         try:
-            result = super()._once(work)
+            result = self._alone(begin, work) if alone else super()._once(begin, work, alone)
         finally:
             self._armed = None
         if order == AFTER_COMMIT:
             flow.process.alive = False
             raise Died
+        return result
+
+    def _alone(self, begin: Callable[[], Any], work: Callable[[Any], T]) -> tuple[T, Actions]:
+        """A statement that is a transaction of its own has no COMMIT that could be lost: its answer is."""
+        armed, self._armed = self._armed, None
+        lost = CommitUnknown(OperationalError("…", {}, self._lost("closed"), connection_invalidated=True))
+        if armed == AGAIN:
+            raise OperationalError("…", {}, self._asks_again(*self._words))
+        if armed == LOST_BEFORE:
+            raise lost
+        result = super()._once(begin, work, alone=True)
+        if armed == LOST_AFTER:
+            raise lost
         return result
 
     def read(self) -> Any:

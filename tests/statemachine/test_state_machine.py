@@ -170,10 +170,11 @@ def test_a_worker_that_writes_without_its_lease_is_found_out(
     database: FaultyDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine itself is on trial here: with the fence taken down it must not pass."""
-    from aijobs.jobs.lifecycle import changes
+    from aijobs.jobs.lifecycle import changes, end, lease
     from aijobs.jobs.models import AiJob
 
     anybody = or_(changes.HELD, and_(changes.THE_JOB, AiJob.lifecycle_status == "running"))
-    monkeypatch.setattr(changes, "HELD", anybody)
+    for module in (changes, lease, end):
+        monkeypatch.setattr(module, "HELD", anybody)
     with pytest.raises(Broken):
         _play_seeds(database, range(10, 60), steps=40)

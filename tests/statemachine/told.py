@@ -122,7 +122,7 @@ TOLD: dict[str, tuple[list[Step], set[str]]] = {
         {"scripted created locked retry_scheduled locked succeeded"},
     ),
     "a creator that dies before it sends leaves its job to the dispatcher": (
-        [_create(LATER, plan="1:after_commit"), _advance(2), _pass("dispatch"), _deliver(0), _work()],
+        [_create(LATER, plan="2:after_commit"), _advance(2), _pass("dispatch"), _deliver(0), _work()],
         {"cards_later created locked provider_called output_saved succeeded"},
     ),
     "a reaper that gets no reply takes one lease once": (

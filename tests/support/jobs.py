@@ -98,8 +98,12 @@ class Kit:
         return created.job
 
     def lock(self, job_id: str, instance: str = "worker-1") -> Lease:
-        """Take the job; the lease."""
-        return lease_of(self.lifecycle.lock_job(job_id, instance).job)
+        """Take the job as by its message; the lease."""
+        with self.database.read() as session:
+            job = session.get(AiJob, job_id)
+            event = self.services.outbox_events.enqueue_event(session, job) if job else None
+        event_id = event.id if event else None
+        return lease_of(self.lifecycle.lock_job(job_id, instance, event_id=event_id).job)
 
     def running(self, **changes: Any) -> Lease:
         """The lease of a new job that a worker just took."""

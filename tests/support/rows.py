@@ -24,6 +24,11 @@ def prepare_database(url: str) -> None:
 
 def build_job(**changes: Any) -> AiJob:
     """A queued synthetic job of the user u1."""
+    return AiJob(**{**job_columns(**changes), "lifecycle_status": "queued", **changes})
+
+
+def job_columns(**changes: Any) -> dict[str, Any]:
+    """The columns of a new synthetic job of the user u1."""
     job_id = changes.pop("id", None) or new_id()
     values: dict[str, Any] = {
         "id": job_id,
@@ -34,7 +39,6 @@ def build_job(**changes: Any) -> AiJob:
         "target_id": "n1",
         "queue_name": "ai-interactive",
         "priority": 50,
-        "lifecycle_status": "queued",
         "input_schema_version": "1",
         "output_schema_version": "1",
         "credential_mode": "platform_key",
@@ -42,7 +46,7 @@ def build_job(**changes: Any) -> AiJob:
         "max_retry_count": 2,
         "created_at": BEGIN,
     }
-    return AiJob(**{**values, **changes})
+    return {**values, **changes}
 
 
 def ended(status: str, **changes: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class JobChanges:
         self._record(session, job, note, lease)
         return job
 
-    def _record(self, session: Session, job: KnownJob, note: Note, lease: Lease | None = None) -> None:
+    def _record(self, session: Session, job: AiJob, note: Note, lease: Lease | None = None) -> None:
         """Add a change's history row. If `job` is final now, add its end event and announce it after the commit."""
         if job.lifecycle_status in FINAL:
             self._outbox.add_end(session, job)

@@ -21,7 +21,7 @@ from aijobs.jobs.models import AiJob
 JOBS = cast(Table, AiJob.__table__)
 OF_JOB = bindparam("of_job", type_=JOBS.c.id.type)
 """The parameter that names the job, in each part of a transition."""
-_RETURNED = [JOBS.c[column.name] for column in fields(HeldJob)] + [JOBS.c.locked_at]
+_RETURNED = [JOBS.c[column.name] for column in fields(HeldJob)] + [JOBS.c.event_seq, JOBS.c.locked_at]
 """The columns of the changed row on PostgreSQL."""
 
 

@@ -70,18 +70,16 @@ def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(sta
     stage.engine.close()  # The watcher asks too.
     with stage.kit.statements() as seen:
         assert stage.engine.execute(message) == "succeeded"
-    table = re.compile(r"(UPDATE|INSERT INTO|SELECT .*?\bFROM) (\w+)", re.DOTALL)
-    told = [(found[1].split()[0], found[2]) for statement in seen if (found := table.match(statement))]
-    assert told == [
-        ("UPDATE", "ai_jobs"),
-        ("SELECT", "ai_jobs"),
-        ("INSERT", "ai_job_events"),
-        ("SELECT", "ai_jobs"),
-        ("INSERT", "ai_job_artifacts"),
-        ("UPDATE", "ai_jobs"),
-        ("INSERT", "outbox_events"),
-        ("INSERT", "ai_job_events"),
-    ]
+    first = re.compile(r"(UPDATE|INSERT INTO|SELECT .*?\bFROM) (\w+)", re.DOTALL)
+    plain = [re.sub(r"\(SELECT.*?\)", "", statement, flags=re.DOTALL) for statement in seen]
+    told = [(found[1].split()[0], found[2]) for statement in plain if (found := first.search(statement))]
+    end = [("SELECT", "ai_jobs"), ("INSERT", "ai_job_artifacts"), ("UPDATE", "ai_jobs")]
+    if stage.kit.database.joins_statements:  # A lock and an end are one statement each, in its first place an UPDATE.
+        assert told == [("UPDATE", "ai_jobs"), *end]
+    else:
+        lock = [("INSERT", "ai_job_events"), ("UPDATE", "outbox_events"), ("SELECT", "ai_jobs")]
+        rows = [("INSERT", "ai_job_events"), ("INSERT", "outbox_events")]
+        assert told == [("UPDATE", "ai_jobs"), *lock, *end, *rows]
 
 
 def test_an_input_that_cannot_be_read_fails_its_job_and_is_not_tried_for_ever(stage: Stage) -> None:

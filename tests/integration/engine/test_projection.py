@@ -221,8 +221,8 @@ def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
     job_id = saved_job(stage)
     once, lost = stage.kit.database._once, []
 
-    def lossy(work: Any) -> Any:
-        result = once(work)
+    def lossy(*work: Any) -> Any:
+        result = once(*work)
         if not lost and stage.kit.job(job_id).lifecycle_status == "succeeded":
             lost.append(1)
             raise CommitUnknown(OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True))

@@ -287,8 +287,8 @@ def test_a_call_whose_opening_commit_was_answered_by_nobody_has_one_row(
     database, unsure = stage.kit.database, ["provider_called", "output_saved", "retry_scheduled"]
     once = database._once
 
-    def lossy(work: Any) -> Any:
-        result = once(work)
+    def lossy(*work: Any) -> Any:
+        result = once(*work)
         types = [row.type for row in stage.kit.history(job_id)]
         if unsure and types[-1:] == [unsure[0]]:
             unsure.pop(0)
@@ -318,9 +318,9 @@ def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
     database, taken = stage.kit.database, list[str]()
     once = database._once
 
-    def lossy(work: Any) -> Any:
+    def lossy(*work: Any) -> Any:
         if taken or stage.kit.types(job_id)[-1] != "provider_called":
-            return once(work)
+            return once(*work)
         taken.append(job_id)
         held = stage.kit.job(job_id)
         assert held.lock_until is not None

@@ -65,7 +65,7 @@ class Worker:
         with self.services.database.read() as session:
             job = session.get(AiJob, job_id)
             event = self.services.outbox_events.enqueue_event(session, job)
-            return outgoing(event, job).message
+            return replace(outgoing(event, job).message, event_id=event.id)
 
     def run(self, job_id: str) -> AiJob:
         """Deliver the job's message, and give it the place of suspects as soon as that can be had."""

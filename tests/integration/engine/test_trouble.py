@@ -160,16 +160,16 @@ def test_an_answer_that_was_saved_by_a_commit_nobody_answered_is_no_takeover(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database goes away with its answer to COMMIT, and can't be asked what became of it before it is back."""
-    write, lost = stage.kit.database.write, list[str]()
+    transact, lost = stage.kit.database.transact, list[str]()
 
     def writing(work: Any, confirm: Any = None, **options: Any) -> Any:
-        done = write(work, confirm, **options)
+        done = transact(work, confirm, **options)
         if getattr(confirm, "__qualname__", "").startswith("saved.") and not lost:
             lost.append("the answer")
             raise OperationalError("COMMIT", {}, Exception("server closed the connection"))
         return done
 
-    monkeypatch.setattr(stage.kit.database, "write", writing)
+    monkeypatch.setattr(stage.kit.database, "transact", writing)
     job_id = stage.new_cards(stage.asking(CARDS))
     stage.run(job_id)
     assert lost

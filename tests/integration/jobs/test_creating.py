@@ -21,7 +21,7 @@ from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
 from tests.support.jobs import BEGIN, Kit
-from tests.support.rows import build_job
+from tests.support.rows import job_columns
 
 WHOLE = {"ai_jobs": 1, "ai_job_snapshots": 1, "ai_job_events": 1, "outbox_events": 1, "quota_usage": 1}
 
@@ -37,7 +37,7 @@ def fault_at(kit: Kit, number: int, error: Exception, *, times: int = 1) -> Iter
     left = [times]
 
     def inject(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if not statement.startswith(("INSERT", "UPDATE")):
+        if not statement.startswith(("INSERT", "UPDATE", "WITH")):
             return
         written.append(statement)
         if len(written) >= number and left[0] > 0:
@@ -83,7 +83,7 @@ def test_fault_at_any_statement_leaves_nothing_of_the_job(kit: Kit) -> None:
     with fault_at(kit, 99, Fault()) as written:
         assert kit.create(user_id="u1").created
         statements = len(written)
-    assert statements >= 4, "job, history, snapshot and event"
+    assert statements >= (1 if kit.database.joins_statements else 4), "job, history, snapshot and event"
     whole = kit.counts()
     before, sent = kit.everything(), kit.broker.pending_count("ai-interactive")
     for number in range(1, statements + 1):
@@ -125,8 +125,8 @@ def test_create_fails_after_five_tries_on_a_locked_database(sqlite_kit: Kit) -> 
 
 def test_job_created_in_a_callers_transaction_is_rolled_back_with_it(kit: Kit) -> None:
     def work(session: Any) -> None:
-        job = kit.lifecycle.create_job(session, build_job())
-        kit.services.outbox_events.add_enqueue(session, job)
+        job = kit.lifecycle.create_job(session, job_columns())
+        kit.services.outbox_events.ask(session, job)
         raise Fault
 
     with pytest.raises(Fault):
@@ -137,7 +137,7 @@ def test_job_created_in_a_callers_transaction_is_rolled_back_with_it(kit: Kit) -
 def test_new_job_is_always_queued(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     with kit.database.transaction() as session:
-        job = kit.lifecycle.create_job(session, build_job(lifecycle_status="succeeded", progress=100, attempt_no=7))
+        job = kit.lifecycle.create_job(session, job_columns(lifecycle_status="succeeded", progress=100, attempt_no=7))
     assert (kit.job(job.id).lifecycle_status, job.progress, job.attempt_no) == ("queued", 0, 0)
 
 

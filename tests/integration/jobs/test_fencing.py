@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
 from aijobs.ai.billing.usage import CallResult, UsageLog
 from aijobs.ai.models import AiUsageLog
@@ -97,16 +96,13 @@ def test_refused_write_rolls_back_its_whole_transaction(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-def test_row_of_another_job_is_refused_by_mark_succeeded(sqlite_kit: Kit) -> None:
-    """The row numbers the history of the end."""
-    kit, one, other = sqlite_kit, sqlite_kit.running(), sqlite_kit.running()
+def test_mark_succeeded_refuses_the_columns_of_another_job(sqlite_kit: Kit) -> None:
+    """The end event and the log line are made from them."""
+    kit, one = sqlite_kit, sqlite_kit.running()
+    other = kit.lifecycle.lock_job(kit.new_job().id, "worker-2").job
     before = kit.everything()
-
-    def end(session: Session) -> None:
-        kit.lifecycle.mark_succeeded(one, session, row=kit.lifecycle.lock_row(session, other))
-
-    with pytest.raises(ValueError, match=other.job_id):
-        kit.database.write(end)
+    with pytest.raises(ValueError, match=other.id):
+        kit.lifecycle.mark_succeeded(one, job=other)
     assert kit.everything() == before
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import delete
+from sqlalchemy.exc import OperationalError
 
+from aijobs.db.database import CommitUnknown
 from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJobSnapshot
@@ -29,10 +32,55 @@ def test_one_of_32_workers_locks_a_job(live_kit: Kit) -> None:
     assert kit.types(job_id) == ["created", "locked"]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lock_of_a_single_statement_whose_answer_was_lost_is_confirmed(
+    kit: Kit, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no COMMIT that could be lost: the connection goes with the statement's own answer."""
+    job_id, once, lost = kit.new_job().id, kit.database._once, list[str]()
+
+    def lossy(begin: Any, work: Any, alone: bool) -> Any:
+        if lost:
+            return once(begin, work, alone)
+        lost.append(when)
+        if when == "after":
+            once(begin, work, alone)
+        raise CommitUnknown(OperationalError("…", {}, Exception("gone"), connection_invalidated=True))
+
+    monkeypatch.setattr(kit.database, "_once", lossy)
+    lease = kit.lock(job_id)
+    assert lost == [when]
+    assert kit.job(job_id).locked_by == lease.token
+    assert kit.types(job_id) == ["created", "locked"]
+    assert [event.status for event in kit.events(job_id, ENQUEUE)] == [PUBLISHED]
+
+
+def test_unhindered_lock_is_one_statement_where_the_database_can(kit: Kit) -> None:
+    job_id = kit.new_job().id
+    (event,) = kit.events(job_id, ENQUEUE)
+    with kit.statements() as seen:
+        locked = kit.lifecycle.lock_job(job_id, "worker-1", event_id=event.id)
+    assert locked.event_id == event.id
+    statements = [statement for statement in seen if not statement.startswith("BEGIN")]
+    assert len(statements) == (1 if kit.database.joins_statements else 4)
+
+
+def test_event_of_an_earlier_attempt_locks_the_job_and_publishes_the_right_event(kit: Kit) -> None:
+    """A late copy of the first message may arrive when the job waits for its second attempt."""
+    lease = kit.running()
+    (first,) = kit.events(lease.job_id, ENQUEUE)
+    kit.lifecycle.release(lease)
+    locked = kit.lifecycle.lock_job(lease.job_id, "worker-2", event_id=first.id)
+    second = kit.events(lease.job_id, ENQUEUE)[-1]
+    assert (locked.job.attempt_no, locked.event_id) == (2, second.id)
+    assert second.status == PUBLISHED
+
+
 def test_lock_is_visible_at_once_and_lasts_a_minute(live_kit: Kit) -> None:
     kit = live_kit
     job_id = kit.new_job().id
-    job = kit.lifecycle.lock_job(job_id, "worker-1").job
+    kit.lifecycle.lock_job(job_id, "worker-1")
+    job = kit.job(job_id)
     with kit.database.engine.connect() as other:
         assert other.exec_driver_sql("SELECT lifecycle_status FROM ai_jobs").scalar() == "running"
     assert job.locked_at is not None

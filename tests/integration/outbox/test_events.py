@@ -56,15 +56,20 @@ def test_enqueue_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
 
 def test_existing_event_is_returned_and_the_transaction_goes_on(kit: Kit) -> None:
     job = kit.new_job()
-    with kit.database.transaction() as session:
-        first = repository(kit).add_enqueue(session, job)
-        again = repository(kit).add_enqueue(session, job)
-        other = repository(kit).create_in_transaction(
-            session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
+
+    def create(session: Any, key: str) -> str:
+        return (
+            repository(kit)
+            .create_in_transaction(session, event_type="x.y", aggregate_id=job.id, dedupe_key=key, payload={})
+            .id
         )
-        assert first.id == again.id
-        other_id = other.id
-    assert [e.id for e in kit.events(job.id)] == sorted([first.id, other_id])
+
+    with kit.database.transaction() as session:
+        first, again, other = (create(session, key) for key in ("x.y:1", "x.y:1", "x.y:2"))
+        repository(kit).ask(session, job)  # As the creation has done.
+    assert first == again
+    assert [event.id for event in kit.events(job.id, "x.y")] == sorted([first, other])
+    assert len(kit.events(job.id, "ai.job.enqueue")) == 1
 
 
 def test_six_writers_of_one_event_all_succeed(kit: Kit) -> None:
