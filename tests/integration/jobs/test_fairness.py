@@ -336,8 +336,8 @@ def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
         assert refused(kit, a[1]).instead == b[0]
     assert any("ix_ai_jobs_due (queue_name=? AND lifecycle_status=?" in line for line in plan(kit, seen[-2]))
     assert any(TURNS in line for line in plan(kit, seen[-1]))
-    assert len([statement for statement in seen if not statement.startswith("BEGIN")]) == 7, (
-        "four for the lock, three for fairness"
+    assert len([statement for statement in seen if not statement.startswith("BEGIN")]) == 9, (
+        "two for the message, four for the lock, three for fairness"
     )
     backlog(kit, "b", FEW_DUE + 1, lifecycle_status="running", attempt_no=1, next_attempt_at=BEGIN)
     with kit.statements() as seen:

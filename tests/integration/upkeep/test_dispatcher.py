@@ -680,7 +680,7 @@ def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("between the inserts")
 
-    monkeypatch.setattr(kit.services.outbox_events, "add_enqueue", fails)
+    monkeypatch.setattr(kit.services.outbox_events, "enqueue_row", fails)
     with pytest.raises(RuntimeError):
         kit.new_job()
     assert kit.broker.pending_count("ai-interactive") == 0
