@@ -71,6 +71,7 @@ def _build(parsed: URL, pool_size: int, patient: bool) -> Engine:
         "hide_parameters": True,
         "pool_size": pool_size,
         "max_overflow": 10,
+        "pool_use_lifo": True,
         "pool_timeout": 10,
     }
     if parsed.get_backend_name() == "sqlite":
@@ -220,7 +221,7 @@ def _prepare_postgresql(engine: Engine, patient: bool) -> None:
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
         # A generic plan is kept, and was made while the table was small: with a backlog it would read all of it.
-        "plan_cache_mode": "force_custom_plan",
+        "plan_cache_mode": "auto",
     }
     if not patient:
         session["lock_timeout"] = f"{LOCK_WAIT_S}s"

@@ -41,7 +41,7 @@ TO_OUTPUT = bindparam("to_output", type_=JOBS.c.validated_output.type)
 TO_HASH = bindparam("to_output_hash", type_=JOBS.c.output_hash.type)
 """The output that an attempt saves."""
 RUNNABLE = and_(WAITS, NO_CANCEL, PAUSED.is_(False))
-"""A worker may lock the job once it is due. `IS FALSE`, because PostgreSQL plans NOT EXISTS as a join, which is slow."""
+"""A worker may lock the job once it is due. `IS FALSE`, because PostgreSQL plans NOT EXISTS as a join: slower."""
 ASKED, SAVED = 10, 90
 """The progress of an attempt that calls a provider, and of one whose answer is saved."""
 FIRST_PROGRESS = case((AiJob.output_hash.is_not(None), SAVED), else_=0)
