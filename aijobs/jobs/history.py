@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from sqlalchemy.orm import Session
 
 from aijobs.db.clock import Clock
@@ -15,11 +17,28 @@ DISPATCHER = "dispatcher"
 SYSTEM = "system"
 
 
+class HistoryType(StrEnum):
+    """The types in `ai_job_events.type`."""
+
+    CREATED = "created"
+    LOCKED = "locked"
+    PROVIDER_CALLED = "provider_called"
+    OUTPUT_SAVED = "output_saved"
+    RETRY_SCHEDULED = "retry_scheduled"
+    RELEASED = "released"
+    POSTPONED = "postponed"
+    LEASE_LOST = "lease_lost"
+    CANCEL_REQUESTED = "cancel_requested"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 def record(
     session: Session,
     clock: Clock,
     job: KnownJob,
-    event_type: str,
+    event_type: HistoryType,
     *,
     seq: int | None = None,
     actor: str = WORKER,

@@ -13,17 +13,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.statements import change_rows, insert_if_absent, read_rows
 from aijobs.logs import LoggedJob
 from aijobs.outbox.keys import EnqueuedJob, end_key, enqueue_key
-from aijobs.outbox.models import (
-    AGGREGATE,
-    DEAD,
-    END_EVENTS,
-    ENQUEUE,
-    PENDING,
-    PROCESSING,
-    PUBLISHED,
-    OutboxEvent,
-    QueuePause,
-)
+from aijobs.outbox.models import AGGREGATE, OutboxEvent, OutboxEventType, OutboxState, QueuePause
 from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, digest, microseconds
 from aijobs.settings import KeyRing
 
@@ -66,7 +56,7 @@ class OutboxRepository:
     def __init__(self, clock: Clock, message_keys: KeyRing) -> None:
         self._clock = clock
         self._key_id = message_keys.current[0]
-        self._due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= clock.now())
+        self._due = (OutboxEvent.status == OutboxState.PENDING, OutboxEvent.available_at <= clock.now())
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -89,7 +79,7 @@ class OutboxRepository:
             dedupe_key,
             payload,
             queue_name=queue_name,
-            status=PENDING,
+            status=OutboxState.PENDING,
             available_at=self._clock.now() if available_at is None else available_at,
         )
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
@@ -100,12 +90,12 @@ class OutboxRepository:
         """Add the event that asks for the job's next attempt, due at `available_at` (now)."""
         self._insert(
             session,
-            ENQUEUE,
+            OutboxEventType.ENQUEUE,
             job.id,
             enqueue_key(job, job.attempt_no + 1),
             {"jobId": job.id, "jobType": job.job_type, "queueName": job.queue_name, "priority": job.priority},
             queue_name=job.queue_name,
-            status=PENDING,
+            status=OutboxState.PENDING,
             available_at=self._clock.now() if available_at is None else available_at,
         )
 
@@ -117,12 +107,14 @@ class OutboxRepository:
         key = enqueue_key(job, job.attempt_no + 1)
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == key)).scalar_one()
 
-    def add_end(self, session: Session, job: LoggedJob) -> None:
+    def add_end(self, session: Session, job: LoggedJob, event_type: OutboxEventType) -> None:
         """Add the job's end event, published at once: nothing subscribes yet."""
-        event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
+        now = self._clock.now()
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
         key = end_key(event_type, job.id)
-        self._insert(session, event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
+        self._insert(
+            session, event_type, job.id, key, payload, status=OutboxState.PUBLISHED, available_at=now, published_at=now
+        )
 
     def _insert(
         self,
@@ -168,12 +160,14 @@ class OutboxRepository:
         event = self.find_asking(session, job, attempt, seen)
         if event is None:
             return None
-        if event.status in (PENDING, PROCESSING):
+        if event.status in (OutboxState.PENDING, OutboxState.PROCESSING):
             change_rows(
                 session,
                 update(OutboxEvent)
-                .where(OutboxEvent.id == event.id, OutboxEvent.status.in_((PENDING, PROCESSING)))
-                .values(status=PUBLISHED, published_at=at, locked_by=None, locked_at=None),
+                .where(
+                    OutboxEvent.id == event.id, OutboxEvent.status.in_((OutboxState.PENDING, OutboxState.PROCESSING))
+                )
+                .values(status=OutboxState.PUBLISHED, published_at=at, locked_by=None, locked_at=None),
             )
         return event.id
 
@@ -220,7 +214,7 @@ class OutboxRepository:
             update(OutboxEvent)
             .where(OutboxEvent.id.in_(list(free)), *self._due)
             .values(
-                status=PROCESSING,
+                status=OutboxState.PROCESSING,
                 locked_by=holder,
                 locked_at=self._clock.now(),
                 attempt_count=OutboxEvent.attempt_count + 1,
@@ -228,7 +222,11 @@ class OutboxRepository:
         )
         claimed = session.execute(
             select(OutboxEvent)
-            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .where(
+                OutboxEvent.id.in_(event_ids),
+                OutboxEvent.status == OutboxState.PROCESSING,
+                OutboxEvent.locked_by == holder,
+            )
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
         )
         return list(claimed.scalars())
@@ -243,7 +241,7 @@ class OutboxRepository:
     ) -> list[OutboxEvent]:
         """Return claims older than `ttl`, oldest first. `after`: (`locked_at`, id) of the page before's last one."""
         query = select(OutboxEvent).where(
-            OutboxEvent.status == PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
+            OutboxEvent.status == OutboxState.PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
         )
         if after is not None:
             at, event_id = after
@@ -258,7 +256,11 @@ class OutboxRepository:
         self, session: Session, event_ids: Collection[str], holder: str, *, sent: bool, last_error: str | None = None
     ) -> int:
         """Mark claimed events published, and return how many were still claimed. `sent`: they went to the broker."""
-        values: dict[str, Any] = {"status": PUBLISHED, "published_at": self._clock.now(), "last_error": last_error}
+        values: dict[str, Any] = {
+            "status": OutboxState.PUBLISHED,
+            "published_at": self._clock.now(),
+            "last_error": last_error,
+        }
         if sent:
             values["last_sent_at"] = self._clock.now()
         return self._mark(session, event_ids, holder, values)
@@ -270,7 +272,7 @@ class OutboxRepository:
         """
         wait = RETRY_AFTER[min(event.attempt_count, len(RETRY_AFTER)) - 1]
         values = {
-            "status": PENDING,
+            "status": OutboxState.PENDING,
             "available_at": self._clock.now(wait),
             "last_error": error[:300],
             **self._of_today(),
@@ -291,11 +293,11 @@ class OutboxRepository:
 
     def mark_dead(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
         """End a claimed event that has no attempts left."""
-        return self._mark(session, [event.id], holder, {"status": DEAD, "last_error": error[:300]})
+        return self._mark(session, [event.id], holder, {"status": OutboxState.DEAD, "last_error": error[:300]})
 
     def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
         """Put claimed events back at once. Unless `counted`, the attempt doesn't count."""
-        values: dict[str, Any] = {"status": PENDING}
+        values: dict[str, Any] = {"status": OutboxState.PENDING}
         if not counted:
             values["attempt_count"] = OutboxEvent.attempt_count - 1
         return self._mark(session, event_ids, holder, values)
@@ -304,7 +306,11 @@ class OutboxRepository:
         return change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .where(
+                OutboxEvent.id.in_(event_ids),
+                OutboxEvent.status == OutboxState.PROCESSING,
+                OutboxEvent.locked_by == holder,
+            )
             .values(locked_by=None, locked_at=None, **values),
         )
 
@@ -315,7 +321,7 @@ class OutboxRepository:
             update(OutboxEvent)
             .where(
                 OutboxEvent.id == event.id,
-                OutboxEvent.status == PUBLISHED,
+                OutboxEvent.status == OutboxState.PUBLISHED,
                 OutboxEvent.redrives == event.redrives,
             )
             .values(redrives=OutboxEvent.redrives + 1, last_sent_at=self._clock.now()),
@@ -327,7 +333,13 @@ class OutboxRepository:
         changed = change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id == event_id, OutboxEvent.status == DEAD)
-            .values(status=PENDING, attempt_count=0, available_at=self._clock.now(), locked_by=None, locked_at=None),
+            .where(OutboxEvent.id == event_id, OutboxEvent.status == OutboxState.DEAD)
+            .values(
+                status=OutboxState.PENDING,
+                attempt_count=0,
+                available_at=self._clock.now(),
+                locked_by=None,
+                locked_at=None,
+            ),
         )
         return changed == 1

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.clock import Clock
 from aijobs.db.statements import change_rows
 from aijobs.ids import new_id
@@ -86,7 +86,7 @@ class UsageLog:
             attempt_no=job.attempt_no,
             call_no=(last or 0) + 1,
             user_id=job.user_id,
-            state=STARTED,
+            state=CallState.STARTED,
             provider=provider[:MAX_PROVIDER],
             model=model[:MAX_MODEL],
             credential_mode=credential_mode or job.credential_mode,
@@ -112,9 +112,9 @@ class UsageLog:
         change_rows(
             session,
             update(AiUsageLog)
-            .where(AiUsageLog.id == usage_id, AiUsageLog.state != DONE)
+            .where(AiUsageLog.id == usage_id, AiUsageLog.state != CallState.DONE)
             .values(
-                state=FAILED_CALL if result.error_code else DONE,
+                state=CallState.FAILED if result.error_code else CallState.DONE,
                 finished_at=self._clock.now(),
                 **_storable(result),
             ),
@@ -142,6 +142,6 @@ def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> N
     change_rows(
         session,
         update(AiUsageLog)
-        .where(AiUsageLog.job_id == job_id, AiUsageLog.attempt_no == attempt_no, AiUsageLog.state == STARTED)
-        .values(state=LOST, billed="unknown", finished_at=clock.now()),
+        .where(AiUsageLog.job_id == job_id, AiUsageLog.attempt_no == attempt_no, AiUsageLog.state == CallState.STARTED)
+        .values(state=CallState.LOST, billed="unknown", finished_at=clock.now()),
     )

@@ -16,14 +16,14 @@ from aijobs.ai.billing.usage import mark_lost
 from aijobs.canonical import canonical_hash
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
 from aijobs.jobs.errors import CancelRequested
-from aijobs.jobs.history import SYSTEM, WORKER, record
+from aijobs.jobs.history import SYSTEM, WORKER, HistoryType, record
 from aijobs.jobs.lease import JobErrorInfo, KnownJob, Lease, LockedRow
 from aijobs.jobs.lifecycle.changes import Note
 from aijobs.jobs.lifecycle.confirm import cancelled, ended
 from aijobs.jobs.lifecycle.lease import Leases
 from aijobs.jobs.lifecycle.statements import FREE
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, SUCCEEDED
+from aijobs.jobs.status import FINAL, OPEN, JobState
 
 
 class Ends(Leases):
@@ -50,17 +50,17 @@ class Ends(Leases):
 
         def succeed(session: Session) -> KnownJob:
             was = row or self.lock_row(session, lease)
-            values = self._final(SUCCEEDED, progress=100, artifact_count=artifact_count)
+            values = self._final(JobState.SUCCEEDED, progress=100, artifact_count=artifact_count)
             if output is not None:
                 was = replace(was, output_hash=canonical_hash(output))
                 values.update(validated_output=output, output_hash=was.output_hash)
             if not self._change(session, lease, NO_CANCEL, **values):
                 raise self._refusal(session, lease)
-            job = replace(was, lifecycle_status=SUCCEEDED, event_seq=was.event_seq + 1)
-            self._record(session, job, Note(SUCCEEDED, duration_ms=duration_ms), lease)
+            job = replace(was, lifecycle_status=JobState.SUCCEEDED, event_seq=was.event_seq + 1)
+            self._record(session, job, Note(HistoryType.SUCCEEDED, duration_ms=duration_ms), lease)
             return job
 
-        return self._in(session, succeed, ended(lease, SUCCEEDED))
+        return self._in(session, succeed, ended(lease, JobState.SUCCEEDED))
 
     def mark_failed(
         self,
@@ -72,7 +72,7 @@ class Ends(Leases):
         duration_ms: int | None = None,
     ) -> AiJob:
         """End the job `failed` with this error; `cancelled` if a cancel was requested."""
-        note = Note(FAILED, actor, error.code, duration_ms)
+        note = Note(HistoryType.FAILED, actor, error.code, duration_ms)
         values = self._failed(error)
         return self._in(session, lambda s: self._go_on_or_cancel(s, lease, note, **values), ended(lease))
 
@@ -81,10 +81,12 @@ class Ends(Leases):
     ) -> AiJob:
         """End a job whose cancel was requested: under its lease, or by id if nobody holds it."""
         if isinstance(job, Lease):
-            lease, note = job, Note(CANCELLED, WORKER, duration_ms=duration_ms)
+            lease, note = job, Note(HistoryType.CANCELLED, WORKER, duration_ms=duration_ms)
             return self._in(session, lambda s: self._cancel(s, lease, note), ended(lease))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, Note(CANCELLED, SYSTEM), WAITS), cancelled(job_id))
+        return self._in(
+            session, lambda s: self._cancel(s, job_id, Note(HistoryType.CANCELLED, SYSTEM), WAITS), cancelled(job_id)
+        )
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record a cancel request, once, and end the job at once if no worker holds it.
@@ -102,11 +104,11 @@ class Ends(Leases):
             )
             job = self._get(session, job_id)
             if requested:
-                record(session, self._clock, job, "cancel_requested", actor=by)
+                record(session, self._clock, job, HistoryType.CANCEL_REQUESTED, actor=by)
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
             self._outbox.mark_asking_published(session, job, job.attempt_no + 1, None)  # Its message was never sent.
-            return self._cancel(session, job_id, Note(CANCELLED, by), WAITS)
+            return self._cancel(session, job_id, Note(HistoryType.CANCELLED, by), WAITS)
 
         return self._database.write(request, cancelled(job_id))
 
@@ -120,12 +122,14 @@ class Ends(Leases):
         try:
             job = self._change_held(session, lease, note, NO_CANCEL, *where, **values)
         except CancelRequested:
-            return self._cancel(session, lease, Note(CANCELLED, note.actor, duration_ms=note.duration_ms), *where)
+            return self._cancel(
+                session, lease, Note(HistoryType.CANCELLED, note.actor, duration_ms=note.duration_ms), *where
+            )
         mark_lost(session, self._clock, lease.job_id, lease.attempt_no)
         return job
 
     def _cancel(self, session: Session, target: str | Lease, note: Note, *where: ColumnElement[bool]) -> AiJob:
-        if not self._change(session, target, ~NO_CANCEL, *where, **self._final(CANCELLED)):
+        if not self._change(session, target, ~NO_CANCEL, *where, **self._final(JobState.CANCELLED)):
             raise self._refusal(session, target, cancelling=True)
         job_id, lease = (target.job_id, target) if isinstance(target, Lease) else (target, None)
         job = self._get(session, job_id)
@@ -133,7 +137,7 @@ class Ends(Leases):
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job
 
-    def _final(self, status: str, **values: Any) -> dict[str, Any]:
+    def _final(self, status: JobState, **values: Any) -> dict[str, Any]:
         """Return the columns of a job that ends."""
         return {
             "lifecycle_status": status,
@@ -145,7 +149,7 @@ class Ends(Leases):
 
     def _failed(self, error: JobErrorInfo) -> dict[str, Any]:
         return self._final(
-            FAILED,
+            JobState.FAILED,
             error_code=error.code,
             public_error_message=error.public_message,
             internal_error_message=error.internal_message or None,

@@ -13,6 +13,7 @@ from aijobs.db.database import TRIES
 from aijobs.db.statements import read_rows
 from aijobs.jobs.conditions import NO_CANCEL
 from aijobs.jobs.errors import JobLockConflict
+from aijobs.jobs.history import HistoryType
 from aijobs.jobs.lease import Lease, LockedRow
 from aijobs.jobs.lifecycle.changes import JobChanges, Note
 from aijobs.jobs.lifecycle.confirm import saved
@@ -39,7 +40,7 @@ class Leases(JobChanges):
 
     def save_output(self, lease: Lease, output: Any, session: Session | None = None) -> AiJob:
         """Save the validated output and its hash on the job, so that it is never bought again."""
-        note, output_hash = Note("output_saved"), canonical_hash(output)
+        note, output_hash = Note(HistoryType.OUTPUT_SAVED), canonical_hash(output)
         values = {"validated_output": output, "output_hash": output_hash, "progress": raised_to(SAVED)}
         # A repeat after a COMMIT whose answer was late must add no second history row.
         new = or_(AiJob.output_hash.is_(None), AiJob.output_hash != output_hash)
@@ -50,7 +51,9 @@ class Leases(JobChanges):
 
         `CancelRequested` if a cancel was requested: then no call is made.
         """
-        return self._change_held(session, lease, Note("provider_called"), NO_CANCEL, progress=raised_to(ASKED))
+        return self._change_held(
+            session, lease, Note(HistoryType.PROVIDER_CALLED), NO_CANCEL, progress=raised_to(ASKED)
+        )
 
     def lock_row(self, session: Session, lease: Lease) -> LockedRow:
         """Lock the held job's row until the end of the transaction, for a projection, and read what that needs.

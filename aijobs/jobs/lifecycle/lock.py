@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 
 from aijobs.jobs.conditions import DUE_AT
 from aijobs.jobs.errors import JobLockConflict, RunsAlone
-from aijobs.jobs.history import SYSTEM, record
+from aijobs.jobs.history import SYSTEM, HistoryType, record
 from aijobs.jobs.lease import Lease, Locked
 from aijobs.jobs.lifecycle.changes import JobChanges
 from aijobs.jobs.lifecycle.fairness import FairShare
 from aijobs.jobs.lifecycle.statements import FIRST_PROGRESS, HELD_JOB, RUNNABLE, locked_job, of
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.outbox.repository import SeenEvent
 
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
@@ -38,12 +38,18 @@ class Locks(JobChanges):
 
         The caller adds snapshot and enqueue event to the same transaction.
         """
-        job.lifecycle_status = QUEUED
+        job.lifecycle_status = JobState.QUEUED
         job.event_seq, job.attempt_no, job.progress = 1, 0, 0
         session.add(job)
         session.flush()
         actor = SYSTEM if job.trigger_type == "system" else f"{job.trigger_type}:{job.user_id}"
-        record(session, self._clock, job, "created", actor=actor if job.trigger_type == "user" else job.trigger_type)
+        record(
+            session,
+            self._clock,
+            job,
+            HistoryType.CREATED,
+            actor=actor if job.trigger_type == "user" else job.trigger_type,
+        )
         return job
 
     def lock_job(
@@ -76,7 +82,7 @@ class Locks(JobChanges):
             self._fair_share.check(session, job, held, job_types)
             event = SeenEvent(*row)
             event_id = self._outbox.mark_asking_published(session, job, job.attempt_no, job.locked_at, event)
-            record(session, self._clock, job, "locked", instance=instance_id)
+            record(session, self._clock, job, HistoryType.LOCKED, instance=instance_id)
             return Locked(job, event_id, content)
 
         def confirm(session: Session) -> Locked | None:
@@ -102,7 +108,7 @@ class Locks(JobChanges):
     def _locked(self, token: str) -> dict[str, Any]:
         """Return the columns of a job that `token` locks."""
         return {
-            "lifecycle_status": RUNNING,
+            "lifecycle_status": JobState.RUNNING,
             "locked_by": token,
             "locked_at": self._clock.now(),
             "lock_until": self._clock.now(self._policy.length),

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, Subquery, Text, and_, bindparam, c
 from aijobs.jobs.conditions import NO_CANCEL, PAUSED, WAITS
 from aijobs.jobs.lease import Lease, LockedRow
 from aijobs.jobs.models import AiJob, AiJobSnapshot
-from aijobs.jobs.status import RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import SEEN_EVENT
 
@@ -19,7 +19,7 @@ THE_JOB = AiJob.id == bindparam("of_job")
 """The job that the parameters of `of` name."""
 HELD = and_(
     THE_JOB,
-    AiJob.lifecycle_status == RUNNING,
+    AiJob.lifecycle_status == JobState.RUNNING,
     AiJob.locked_by == bindparam("of_token"),
     AiJob.attempt_no == bindparam("of_attempt"),
 )

@@ -11,7 +11,7 @@ from sqlalchemy import delete
 from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJobSnapshot
-from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from tests.support.jobs import BEGIN, Kit, race
 from tests.support.lost_commits import lose_commits
 
@@ -64,14 +64,14 @@ def test_lock_changes_its_own_columns_and_no_others(kit: Kit) -> None:
 
 def test_lock_marks_its_enqueue_event_published(kit: Kit) -> None:
     job_id = kit.new_job().id
-    assert [event.status for event in kit.events(job_id)] == [PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PENDING]
     lease = kit.lock(job_id)
     (event,) = kit.events(job_id)
-    assert (event.status, event.published_at, event.last_sent_at) == (PUBLISHED, BEGIN, None)
+    assert (event.status, event.published_at, event.last_sent_at) == (OutboxState.PUBLISHED, BEGIN, None)
     kit.lifecycle.release(lease)
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PENDING]
     kit.lock(job_id, "worker-2")
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PUBLISHED]
 
 
 @pytest.mark.parametrize("hint", ["its own", "of the attempt before", "of another job", "of nothing", None])
@@ -89,8 +89,8 @@ def test_lock_marks_its_own_event_even_if_the_message_names_another(kit: Kit, hi
     }[hint]
     locked = kit.lifecycle.lock_job(job_id, "worker-2", event_id=named)
     assert (locked.job.attempt_no, locked.event_id) == (2, asks.id)
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
-    assert [event.status for event in kit.events(other)] == [PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PUBLISHED]
+    assert [event.status for event in kit.events(other)] == [OutboxState.PENDING]
 
 
 def test_confirmed_lock_returns_event_and_input(kit: Kit) -> None:
@@ -102,7 +102,7 @@ def test_confirmed_lock_returns_event_and_input(kit: Kit) -> None:
         assert locked.content is not None
         assert json.loads(locked.content)["calls"][0]["output"] == {"said": "this"}
         asked = kit.events(job_id)[-1]
-        assert (locked.event_id, asked.status) == (asked.id, PUBLISHED)
+        assert (locked.event_id, asked.status) == (asked.id, OutboxState.PUBLISHED)
         kit.lifecycle.release(lease_of(locked.job))
 
 
@@ -225,7 +225,7 @@ def test_job_that_nobody_holds_has_no_lease(sqlite_kit: Kit) -> None:
 def test_enqueue_event_of_a_new_job_is_due_after_a_second(kit: Kit) -> None:
     job = kit.new_job(user_id="somebody", priority=7)
     (event,) = kit.events(job.id)
-    assert (event.event_type, event.aggregate_type, event.aggregate_id) == (ENQUEUE, "AiJob", job.id)
+    assert (event.event_type, event.aggregate_type, event.aggregate_id) == (OutboxEventType.ENQUEUE, "AiJob", job.id)
     assert event.payload == {"jobId": job.id, "jobType": "synthetic", "queueName": "ai-interactive", "priority": 7}
     assert event.available_at == job.created_at + timedelta(seconds=1) == BEGIN + timedelta(seconds=1)
     assert event.dedupe_key == f"synthetic:somebody:j={job.id}:1"
