@@ -338,9 +338,10 @@ def _end_untold(clock: Clock, bounds: Bounds) -> Select[str]:
         OutboxEvent.aggregate_id == AiJob.id,
         OutboxEvent.event_type
         == case(
-            (AiJob.lifecycle_status == JobState.SUCCEEDED, OutboxEventType.COMPLETED),
-            (AiJob.lifecycle_status == JobState.CANCELLED, OutboxEventType.CANCELLED),
-            else_=OutboxEventType.FAILED,
+            # SQLAlchemy knows the SQL type of a plain text only.
+            (AiJob.lifecycle_status == JobState.SUCCEEDED, OutboxEventType.COMPLETED.value),
+            (AiJob.lifecycle_status == JobState.CANCELLED, OutboxEventType.CANCELLED.value),
+            else_=OutboxEventType.FAILED.value,
         ),
     )
     return _jobs(AiJob.lifecycle_status.in_(FINAL), ~told)
