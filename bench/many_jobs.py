@@ -11,7 +11,8 @@ from sqlalchemy import Column, ColumnElement, Connection, Table, case, func, ins
 
 from aijobs.db.database import Base, Database
 from aijobs.jobs.history import WORKER
-from aijobs.outbox.models import END_EVENTS, ENQUEUE
+from aijobs.jobs.status import END_EVENTS
+from aijobs.outbox.models import OutboxEventType
 from tests.support.rows import BEGIN
 
 TEMPLATE = 10_000
@@ -146,7 +147,9 @@ def _job(number: int) -> Iterator[tuple[str, Row]]:
             "ai_job_artifacts",
             {"job_id": job_id, "artifact_type": "Flashcard", "artifact_id": artifact_id, "ordinal": ordinal},
         )
-    for place, event_type in enumerate((ENQUEUE, END_EVENTS[state]) if ended else (ENQUEUE,)):
+    for place, event_type in enumerate(
+        (OutboxEventType.ENQUEUE, END_EVENTS[state]) if ended else (OutboxEventType.ENQUEUE,)
+    ):
         yield "outbox_events", _event(f"{mark}-{place:04}-7000-8000-{number:012}", job_id, event_type, at)
 
 

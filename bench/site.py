@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from aijobs.db.schema import upgrade
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
-from aijobs.jobs.status import CANCELLED, FINAL, SUCCEEDED
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.monitor.check import Bounds, Check
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
@@ -138,11 +138,11 @@ class Site:
 
     def count_done(self) -> int:
         """Jobs that have succeeded."""
-        return self._count(AiJob.lifecycle_status == SUCCEEDED)
+        return self._count(AiJob.lifecycle_status == JobState.SUCCEEDED)
 
     def count_cancelled(self) -> int:
         """Jobs that were cancelled."""
-        return self._count(AiJob.lifecycle_status == CANCELLED)
+        return self._count(AiJob.lifecycle_status == JobState.CANCELLED)
 
     def count_open(self) -> int:
         """Jobs that have not ended."""

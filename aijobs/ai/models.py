@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 
 from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, SmallInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -10,11 +11,14 @@ from sqlalchemy.orm import Mapped, mapped_column
 from aijobs.db.database import TABLE_OPTIONS, Base, Key, UtcDateTime
 from aijobs.ids import new_id
 
-STARTED = "started"
-DONE = "done"
-FAILED_CALL = "failed"
-LOST = "lost"
-USAGE_STATES = (STARTED, DONE, FAILED_CALL, LOST)
+
+class CallState(StrEnum):
+    """The states in `ai_usage_logs.state`."""
+
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    LOST = "lost"
 
 
 class AiUsageLog(Base):

@@ -21,6 +21,7 @@ from aijobs.cli.terminal import Terminal, cells
 from aijobs.cli.tokens import issue_user_token
 from aijobs.cli.up import DEMO_USER, shown_path
 from aijobs.clock import Stopwatch
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.learning.notes import MAX_CHARACTERS, NotesError, notes_from_text
 from aijobs.local.station import LOG_FOLDER, Stopped, StopRequests
 from aijobs.settings import PACKAGE, Settings
@@ -30,7 +31,6 @@ LONGEST_WAIT_S = 120.0
 _LOOK_S = 0.1
 _MOST_BYTES = 4 * MAX_CHARACTERS
 _LONGEST_TITLE = 80
-_FINAL = ("succeeded", "failed", "cancelled")
 _GAP = re.compile(r"\{\{c\d+::([^{}]+?)(?:::[^{}:]+)?\}\}")
 _LANGUAGES = {"en": "English", "zh": "中文"}
 
@@ -47,11 +47,11 @@ class Text:
 
     @property
     def final(self) -> bool:
-        return self.job.get("lifecycleStatus") in _FINAL
+        return self.job.get("lifecycleStatus") in FINAL
 
     @property
     def succeeded(self) -> bool:
-        return self.job.get("lifecycleStatus") == "succeeded"
+        return self.job.get("lifecycleStatus") == JobState.SUCCEEDED
 
 
 @click.command()

@@ -19,7 +19,7 @@ from aijobs.cli.opening import json_option, open_services, write_json
 from aijobs.cli.serving import served
 from aijobs.cli.terminal import Terminal
 from aijobs.jobs.service import CreatedJob, CreateJobInput
-from aijobs.jobs.status import FINAL
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.local.station import Stopped, StopRequests
 from aijobs.operators.actions import Operating
 from aijobs.settings import Settings
@@ -53,7 +53,7 @@ PLANS = (
     Plan("blocked", "mei", ({"raise": "CONTENT_SAFETY_BLOCKED"},)),
     Plan("bad-key", "mei", ({"raise": "CREDENTIAL_INVALID"},)),
     Plan("retried-in-vain", "sam", ({"raise": "PROVIDER_ACCOUNT_EXHAUSTED"},), then="retry"),
-    Plan("cancelled", "ada", ({"sleep_ms": 60_000},), then="cancel"),
+    Plan(JobState.CANCELLED, "ada", ({"sleep_ms": 60_000},), then="cancel"),
     Plan("cancelled-and-run-again", "lin", ({"sleep_ms": 2_000, "artifacts": 1},), then="cancel and retry"),
 )
 

@@ -11,9 +11,10 @@ from aijobs.cli.terminal import Terminal
 from aijobs.clock import iso
 from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.errors import describe
+from aijobs.jobs.history import HistoryType
 from aijobs.monitor.views import HistoryEntry, JobDetail, UsageTotal, Wait
 from aijobs.operators.actions import Operating
-from aijobs.outbox.models import PUBLISHED
+from aijobs.outbox.models import OutboxState
 from aijobs.web.explanations import WAITS, count_losses, explain_losses
 from aijobs.web.money import format_money
 from aijobs.web.shapes import explained
@@ -67,7 +68,7 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
     _print_timeline(terminal, detail.history)
     terminal.say(terminal.style("Deliveries", bold=True))
     for event in detail.outbox:
-        unsent = ", never sent" if event.status == PUBLISHED else f", due {iso(event.available_at)}"
+        unsent = ", never sent" if event.status == OutboxState.PUBLISHED else f", due {iso(event.available_at)}"
         at = f" at {iso(event.published_at)}" if event.published_at else unsent
         again = f", sent again {event.redrives}×" if event.redrives else ""
         trouble = f", {event.last_error}" if event.last_error else ""
@@ -136,7 +137,7 @@ def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> No
     terminal.say(terminal.style("Timeline", bold=True))
     for entry in history:
         since = max(0.0, (entry.at - history[0].at).total_seconds())  # The database's clock may have gone back.
-        uncharged = entry.type == "lease_lost" and entry.error_code is None
+        uncharged = entry.type == HistoryType.LEASE_LOST and entry.error_code is None
         notes = [
             entry.error_code or ("not charged" if uncharged else ""),
             f"{entry.duration_ms} ms" if entry.duration_ms is not None else "",

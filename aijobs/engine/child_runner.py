@@ -12,8 +12,8 @@ from aijobs.engine.prepare import Prepare
 from aijobs.events import DomainEvent, EventBus
 from aijobs.jobs.lease import Lease
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
+from aijobs.jobs.status import END_EVENTS
 from aijobs.logs import get_logger, job_fields, where
-from aijobs.outbox.models import END_EVENTS
 
 logger = get_logger(__name__)
 

@@ -20,6 +20,7 @@ from aijobs.engine.run import OpenCall, Run
 from aijobs.engine.token import CANCELLED
 from aijobs.errors import JobError
 from aijobs.jobs.errors import LifecycleError
+from aijobs.jobs.history import HistoryType
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.lifecycle.confirm import freed
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
@@ -148,16 +149,16 @@ def _waited_for_providers(session: Session, clock: Clock, lease: Lease) -> timed
     an earlier attempt that called a provider and was not postponed. An attempt that called one and was postponed was
     the breaker's probe, and found that the outage goes on.
     """
-    of_job, postponed = AiJobEvent.job_id == lease.job_id, AiJobEvent.type == "postponed"
+    of_job, postponed = AiJobEvent.job_id == lease.job_id, AiJobEvent.type == HistoryType.POSTPONED
     end = aliased(AiJobEvent)
     was_probe = exists().where(
-        end.job_id == AiJobEvent.job_id, end.attempt_no == AiJobEvent.attempt_no, end.type == "postponed"
+        end.job_id == AiJobEvent.job_id, end.attempt_no == AiJobEvent.attempt_no, end.type == HistoryType.POSTPONED
     )
     ends_it = or_(
-        AiJobEvent.type == "retry_scheduled",
+        AiJobEvent.type == HistoryType.RETRY_SCHEDULED,
         and_(postponed, AiJobEvent.error_code.is_(None)),
         and_(
-            AiJobEvent.type == "provider_called",
+            AiJobEvent.type == HistoryType.PROVIDER_CALLED,
             AiJobEvent.attempt_no < lease.attempt_no,
             ~was_probe.correlate(AiJobEvent),
         ),

@@ -20,7 +20,7 @@ from aijobs.jobs.lease import KnownJob
 from aijobs.jobs.lifecycle.confirm import ended
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJobArtifact
-from aijobs.jobs.status import SUCCEEDED
+from aijobs.jobs.status import JobState
 from aijobs.logs import get_logger
 
 logger = get_logger(__name__)
@@ -75,7 +75,7 @@ class Project:
                 duration_ms=run.stopwatch.ms,
             )
 
-        return self._database.transact(work, ended(run.lease, SUCCEEDED))
+        return self._database.transact(work, ended(run.lease, JobState.SUCCEEDED))
 
     def _run_projector(self, connection: Connection, run: Run, output: Any) -> Sequence[Artifact]:
         """Run the projector and record its artifacts. It works in a session on the connection of the transaction."""

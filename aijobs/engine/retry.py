@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import JobError, Retried, describe, is_internal
+from aijobs.jobs.history import HistoryType
 from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJobEvent
 
@@ -44,7 +45,7 @@ def count_retries(session: Session, job: HeldJob) -> Counter[str]:
         return Counter()
     rows = session.execute(
         select(AiJobEvent.error_code, func.count())
-        .where(AiJobEvent.job_id == job.id, AiJobEvent.type == "retry_scheduled")
+        .where(AiJobEvent.job_id == job.id, AiJobEvent.type == HistoryType.RETRY_SCHEDULED)
         .group_by(AiJobEvent.error_code)
     )
     return Counter({code: times for code, times in rows if code is not None})

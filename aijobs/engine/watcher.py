@@ -23,7 +23,7 @@ from aijobs.engine.token import CANCELLED, TIMEOUT
 from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import SUCCEEDED
+from aijobs.jobs.status import JobState
 from aijobs.logs import Outage, get_logger
 
 logger = get_logger(__name__)
@@ -175,7 +175,7 @@ class Watcher:
                 ).where(AiJob.id.in_(ids))
             )
             return {
-                job_id: _Holder(token, asked_at is not None, attempt_no if status == SUCCEEDED else None)
+                job_id: _Holder(token, asked_at is not None, attempt_no if status == JobState.SUCCEEDED else None)
                 for job_id, token, asked_at, status, attempt_no in rows
             }
 

@@ -6,12 +6,12 @@ from sqlalchemy import ColumnElement, and_, exists, func, or_
 
 from aijobs.db.statements import constant
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.outbox.models import QueuePause
 
-FREED: ColumnElement[bool] = and_(AiJob.lifecycle_status == constant(RUNNING), AiJob.locked_by.is_(None))
+FREED: ColumnElement[bool] = and_(AiJob.lifecycle_status == constant(JobState.RUNNING), AiJob.locked_by.is_(None))
 """The job was held, and waits for its next attempt. It always has a time for it."""
-WAITS: ColumnElement[bool] = or_(AiJob.lifecycle_status == constant(QUEUED), FREED)
+WAITS: ColumnElement[bool] = or_(AiJob.lifecycle_status == constant(JobState.QUEUED), FREED)
 """Nobody holds the job, and it is not final."""
 DUE_AT = func.coalesce(AiJob.next_attempt_at, AiJob.created_at)
 """The due time of a job that waits."""

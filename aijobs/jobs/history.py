@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Table, bindparam
@@ -18,6 +19,23 @@ DISPATCHER = "dispatcher"
 SYSTEM = "system"
 
 
+class HistoryType(StrEnum):
+    """The types in `ai_job_events.type`."""
+
+    CREATED = "created"
+    LOCKED = "locked"
+    PROVIDER_CALLED = "provider_called"
+    OUTPUT_SAVED = "output_saved"
+    RETRY_SCHEDULED = "retry_scheduled"
+    RELEASED = "released"
+    POSTPONED = "postponed"
+    LEASE_LOST = "lease_lost"
+    CANCEL_REQUESTED = "cancel_requested"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 def history_row(job: Any, clock: Clock) -> dict[str, ColumnElement[Any]]:
     """Return the row of a change as expressions of the columns of `job` and of the parameters `note_parameters`."""
     given = {name: bindparam(f"note_{name}", type_=_EVENTS.c[name].type) for name in _NOTED}
@@ -25,7 +43,7 @@ def history_row(job: Any, clock: Clock) -> dict[str, ColumnElement[Any]]:
 
 
 def note_parameters(
-    event_type: str,
+    event_type: HistoryType,
     *,
     actor: str = WORKER,
     instance: str | None = None,
@@ -44,7 +62,7 @@ def record(
     unit: Unit,
     clock: Clock,
     job: AiJob,
-    event_type: str,
+    event_type: HistoryType,
     *,
     seq: int | None = None,
     actor: str = WORKER,

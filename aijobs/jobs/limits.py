@@ -23,7 +23,7 @@ from aijobs.db.statements import read_rows
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJob, QuotaReservation
-from aijobs.jobs.status import CANCELLED, FAILED, OPEN
+from aijobs.jobs.status import OPEN, JobState
 
 TOO_MANY_RETRY_AFTER = timedelta(seconds=5)
 """`Retry-After` while too many jobs are active: when one of them ends is unknown."""
@@ -173,7 +173,7 @@ def _jobs(user_id: str, starts: Mapping[str, datetime]) -> Subquery:
             AiJob.user_id == user_id,
             AiJob.created_at >= min(starts.values()),
             AiJob.trigger_type == "user",
-            or_(AiJob.lifecycle_status.not_in((CANCELLED, FAILED)), asked),
+            or_(AiJob.lifecycle_status.not_in((JobState.CANCELLED, JobState.FAILED)), asked),
         )
         .subquery("jobs")
     )

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped, deferred, mapped_column
 
 from aijobs.db.database import TABLE_OPTIONS, Base, Json, Key, LongText, UtcDateTime
 from aijobs.ids import new_id
-from aijobs.jobs.status import LIFECYCLE_STATUSES
+from aijobs.jobs.status import JobState
 
 _LEGACY_STATUS = (
     "CASE WHEN lifecycle_status = 'queued' THEN 'pending'"
@@ -20,7 +20,7 @@ _LEGACY_STATUS = (
     " ELSE lifecycle_status END"
 )
 
-_STATUS_LIST = ", ".join(f"'{status}'" for status in LIFECYCLE_STATUSES)
+_STATUS_LIST = ", ".join(f"'{status}'" for status in JobState)
 
 
 class CountsLosses:
@@ -171,23 +171,6 @@ class AiJobEvent(Base):
     error_code: Mapped[str | None] = mapped_column(String(64))
     duration_ms: Mapped[int | None] = mapped_column(BigInteger)
     at: Mapped[datetime] = mapped_column(UtcDateTime)
-
-
-EVENT_TYPES = (
-    "created",
-    "locked",
-    "provider_called",
-    "output_saved",
-    "retry_scheduled",
-    "released",
-    "postponed",
-    "lease_lost",
-    "cancel_requested",
-    "succeeded",
-    "failed",
-    "cancelled",
-)
-"""The types of history rows."""
 
 
 class JobTombstone(Base):

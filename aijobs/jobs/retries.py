@@ -21,7 +21,7 @@ from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import UnavailableFor, validated_input
 from aijobs.jobs.snapshots import read_snapshot, redacted_content
-from aijobs.jobs.status import CANCELLED, FAILED, FINAL
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.logs import get_logger, job_fields
 from aijobs.screening.redaction import Redacted, redact
 
@@ -88,8 +88,8 @@ class Retries:
 
     def _definition(self, job: AiJob) -> JobDefinition:
         """Return the definition that a child of this job runs by. JOB_NOT_RETRYABLE if there can be no child."""
-        if job.lifecycle_status not in (FAILED, CANCELLED):
-            raise _not_retryable("succeeded" if job.lifecycle_status in FINAL else "not_final")
+        if job.lifecycle_status not in (JobState.FAILED, JobState.CANCELLED):
+            raise _not_retryable(JobState.SUCCEEDED if job.lifecycle_status in FINAL else "not_final")
         definition = self._registry.find(job.job_type)
         if definition is None:
             raise _not_retryable("unknown_job_type")
@@ -125,7 +125,7 @@ def _child(job: AiJob, definition: JobDefinition, child_id: str) -> dict[str, An
 
 def _is_suspected(job: AiJob) -> bool:
     """Return whether the job's retry may kill its process. An attempt that ended with another error has cleared it."""
-    return job.is_suspect and (job.lifecycle_status == CANCELLED or job.error_code == WORKER_LOST)
+    return job.is_suspect and (job.lifecycle_status == JobState.CANCELLED or job.error_code == WORKER_LOST)
 
 
 def _input_again(session: Session, job: AiJob, definition: JobDefinition) -> Redacted:

@@ -35,7 +35,7 @@ from aijobs.jobs.requests import (
     validated_input,
 )
 from aijobs.jobs.retries import Retries
-from aijobs.jobs.status import CANCELLED, FINAL
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
@@ -194,7 +194,9 @@ class AiJobService:
                 self._withdraw(job, waiting)
                 return job
         if strict:
-            raise ApiError("JOB_ALREADY_CANCELLED" if job.lifecycle_status == CANCELLED else "JOB_NOT_CANCELLABLE")
+            raise ApiError(
+                "JOB_ALREADY_CANCELLED" if job.lifecycle_status == JobState.CANCELLED else "JOB_NOT_CANCELLABLE"
+            )
         return job
 
     def _request_cancel(self, job_id: str, by: str) -> AiJob:

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
-QUEUED = "queued"
-RUNNING = "running"
-SUCCEEDED = "succeeded"
-FAILED = "failed"
-CANCELLED = "cancelled"
+from aijobs.outbox.models import OutboxEventType
 
-LIFECYCLE_STATUSES = (QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED)
-FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED})
-OPEN = (QUEUED, RUNNING)
 
-TRANSITIONS = {
-    QUEUED: frozenset({RUNNING, CANCELLED}),
-    RUNNING: frozenset({SUCCEEDED, FAILED, CANCELLED}),
-    SUCCEEDED: frozenset[str](),
-    FAILED: frozenset[str](),
-    CANCELLED: frozenset[str](),
-}
-"""The allowed transitions. The WHERE of each UPDATE refuses all others."""
+class JobState(StrEnum):
+    """The states in `ai_jobs.lifecycle_status`. The WHERE of each UPDATE refuses all transitions but five."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+OPEN = (JobState.QUEUED, JobState.RUNNING)
 
 STATUS_TO_LIFECYCLE = {
-    "pending": QUEUED,
-    "processing": RUNNING,
-    "completed": SUCCEEDED,
-    "failed": FAILED,
-    "cancelled": CANCELLED,
-    "cancel_requested": CANCELLED,
+    "pending": JobState.QUEUED,
+    "processing": JobState.RUNNING,
+    "completed": JobState.SUCCEEDED,
+    "failed": JobState.FAILED,
+    "cancelled": JobState.CANCELLED,
+    "cancel_requested": JobState.CANCELLED,
 }
 """The legacy names in `ai_jobs.status`, and the state of each."""
 
-PHASES = ("created", "queued", "running", "retrying", "cancel_requested", SUCCEEDED, FAILED, CANCELLED)
+END_EVENTS: Mapping[str, OutboxEventType] = {
+    JobState.SUCCEEDED: OutboxEventType.COMPLETED,
+    JobState.FAILED: OutboxEventType.FAILED,
+    JobState.CANCELLED: OutboxEventType.CANCELLED,
+}
+"""The end event of each final state."""
+
+
+class Phase(StrEnum):
+    """A finer word than the state, for people."""
+
+    CREATED = "created"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    CANCEL_REQUESTED = "cancel_requested"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class HasPhase(Protocol):
@@ -46,14 +63,14 @@ class HasPhase(Protocol):
 
 
 def phase(job: HasPhase, published: bool) -> str:
-    """Return the job's phase, one of `PHASES`. It is never stored.
+    """Return the job's phase, a value of `Phase`. It is never stored.
 
     `published`: the job's first enqueue event is marked published. Until then a queued job is `created`.
     """
     if job.lifecycle_status in FINAL:
         return job.lifecycle_status
     if job.cancel_requested_at is not None:
-        return "cancel_requested"
-    if job.lifecycle_status == QUEUED:
-        return "queued" if published else "created"
-    return "running" if job.locked_by else "retrying"
+        return Phase.CANCEL_REQUESTED
+    if job.lifecycle_status == JobState.QUEUED:
+        return Phase.QUEUED if published else Phase.CREATED
+    return Phase.RUNNING if job.locked_by else Phase.RETRYING

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.catalogue import LOCAL
-from aijobs.ai.models import DONE, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.answers import Answer, Maybe, Natural, Time, one_of
 from aijobs.db.database import Database
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
@@ -132,7 +132,7 @@ def _made_by(session: Session, root_id: str) -> str | None:
     provider = session.execute(
         select(AiUsageLog.provider)
         .join(AiJob, AiJob.id == AiUsageLog.job_id)
-        .where(AiJob.root_id == root_id, AiUsageLog.state == DONE, AiUsageLog.finish_reason.is_not(None))
+        .where(AiJob.root_id == root_id, AiUsageLog.state == CallState.DONE, AiUsageLog.finish_reason.is_not(None))
         .order_by(AiUsageLog.started_at.desc(), AiUsageLog.id.desc())
         .limit(1)
     ).scalar()

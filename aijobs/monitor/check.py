@@ -21,7 +21,7 @@ from aijobs.jobs.conditions import DUE_AT, PAUSED, WAITS
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.check_rules import PROMISES, RULES, UNSENT, Bounds, Rule
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxState
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
 
@@ -197,7 +197,7 @@ class Check:
         return list(
             session.execute(
                 select(OutboxEvent).where(
-                    OutboxEvent.dedupe_key.in_(dedupe_keys), OutboxEvent.status == PUBLISHED, sent
+                    OutboxEvent.dedupe_key.in_(dedupe_keys), OutboxEvent.status == OutboxState.PUBLISHED, sent
                 )
             ).scalars()
         )

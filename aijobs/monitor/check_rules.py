@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal, or_, select, union_all
 from sqlalchemy.orm import aliased
 
-from aijobs.ai.models import STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.clock import Clock
 from aijobs.definitions.definition import TIMEOUT_MS
 from aijobs.jobs.conditions import FREED, WAITS
-from aijobs.jobs.history import WORKER
+from aijobs.jobs.history import WORKER, HistoryType
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
-from aijobs.jobs.status import CANCELLED, FINAL, OPEN, QUEUED, RUNNING, SUCCEEDED
-from aijobs.outbox.models import DEAD, ENQUEUE, PENDING, PROCESSING, OutboxEvent
+from aijobs.jobs.status import FINAL, OPEN, JobState
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.outbox.repository import EVENT_PAUSED
 from aijobs.settings import Settings
 
@@ -95,7 +95,7 @@ class Rule:
     broken: Callable[[Clock, Bounds], Select[str]]
 
 
-_ENQUEUED = exists().where(OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == ENQUEUE)
+_ENQUEUED = exists().where(OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == OutboxEventType.ENQUEUE)
 _FINAL_TYPES = tuple(FINAL)
 
 
@@ -124,7 +124,7 @@ def _no_event(clock: Clock, bounds: Bounds) -> Select[str]:
 
 def _no_job(clock: Clock, bounds: Bounds) -> Select[str]:
     there = exists().where(AiJob.id == OutboxEvent.aggregate_id)
-    return select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == ENQUEUE, ~there)
+    return select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == OutboxEventType.ENQUEUE, ~there)
 
 
 def _changed_after_end(clock: Clock, bounds: Bounds) -> Select[str]:
@@ -147,8 +147,8 @@ def _attempts_mixed(clock: Clock, bounds: Bounds) -> Select[str]:
             or_(
                 following.attempt_no < AiJobEvent.attempt_no,
                 # An attempt begins with its lock.
-                and_(following.attempt_no > AiJobEvent.attempt_no, following.type != "locked"),
-                and_(following.attempt_no == AiJobEvent.attempt_no, following.type == "locked"),
+                and_(following.attempt_no > AiJobEvent.attempt_no, following.type != HistoryType.LOCKED),
+                and_(following.attempt_no == AiJobEvent.attempt_no, following.type == HistoryType.LOCKED),
             )
         )
     )
@@ -162,7 +162,7 @@ def _written_by_another(clock: Clock, bounds: Bounds) -> Select[str]:
             written.instance != AiJobEvent.instance,
         )
 
-    return _history(AiJobEvent.type == "locked", _followed_by(another))
+    return _history(AiJobEvent.type == HistoryType.LOCKED, _followed_by(another))
 
 
 def _artifacts_differ(clock: Clock, bounds: Bounds) -> Select[str]:
@@ -173,14 +173,14 @@ def _artifacts_differ(clock: Clock, bounds: Bounds) -> Select[str]:
         .correlate(AiJob)
         .scalar_subquery()
     )
-    promised = case((AiJob.lifecycle_status == SUCCEEDED, AiJob.artifact_count), else_=literal(0))
+    promised = case((AiJob.lifecycle_status == JobState.SUCCEEDED, AiJob.artifact_count), else_=literal(0))
     return _jobs(made != promised)
 
 
 def _unsent(clock: Clock, bounds: Bounds) -> Select[str]:
     return select(OutboxEvent.aggregate_id).where(
-        OutboxEvent.event_type == ENQUEUE,
-        OutboxEvent.status == PENDING,
+        OutboxEvent.event_type == OutboxEventType.ENQUEUE,
+        OutboxEvent.status == OutboxState.PENDING,
         OutboxEvent.available_at <= clock.now(-bounds.undelivered),
         ~EVENT_PAUSED,
     )
@@ -189,14 +189,14 @@ def _unsent(clock: Clock, bounds: Bounds) -> Select[str]:
 def _claim_left_lying(clock: Clock, bounds: Bounds) -> Select[str]:
     """Claims are given back whether the broker is there or not, of a paused queue too."""
     return select(OutboxEvent.aggregate_id).where(
-        OutboxEvent.event_type == ENQUEUE,
-        OutboxEvent.status == PROCESSING,
+        OutboxEvent.event_type == OutboxEventType.ENQUEUE,
+        OutboxEvent.status == OutboxState.PROCESSING,
         OutboxEvent.locked_at <= clock.now(-bounds.undelivered),
     )
 
 
 def _lease_left_lying(clock: Clock, bounds: Bounds) -> Select[str]:
-    return _jobs(AiJob.lifecycle_status == RUNNING, AiJob.lock_until <= clock.now(-bounds.lease_lost))
+    return _jobs(AiJob.lifecycle_status == JobState.RUNNING, AiJob.lock_until <= clock.now(-bounds.lease_lost))
 
 
 def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
@@ -208,7 +208,11 @@ def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
     asked = (
         select(func.count())
         .select_from(OutboxEvent)
-        .where(OutboxEvent.aggregate_id == AiJob.id, OutboxEvent.event_type == ENQUEUE, OutboxEvent.status != DEAD)
+        .where(
+            OutboxEvent.aggregate_id == AiJob.id,
+            OutboxEvent.event_type == OutboxEventType.ENQUEUE,
+            OutboxEvent.status != OutboxState.DEAD,
+        )
         .correlate(AiJob)
         .scalar_subquery()
     )
@@ -217,20 +221,22 @@ def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
 
 def _cancel_overruled(clock: Clock, bounds: Bounds) -> Select[str]:
     # No index leads to these; one by state would only lead to nearly all rows, one by one.
-    other_end = _jobs(AiJob.cancel_requested_at.is_not(None), AiJob.lifecycle_status.not_in((*OPEN, CANCELLED)))
+    other_end = _jobs(
+        AiJob.cancel_requested_at.is_not(None), AiJob.lifecycle_status.not_in((*OPEN, JobState.CANCELLED))
+    )
     too_slow = _jobs(AiJob.lifecycle_status.in_(OPEN), AiJob.cancel_requested_at <= clock.now(-bounds.cancel))
     return _any_of(other_end, too_slow)
 
 
 def _cancelled_unasked(clock: Clock, bounds: Bounds) -> Select[str]:
-    return _jobs(AiJob.lifecycle_status == CANCELLED, AiJob.cancel_requested_at.is_(None))
+    return _jobs(AiJob.lifecycle_status == JobState.CANCELLED, AiJob.cancel_requested_at.is_(None))
 
 
 def _bought_again(clock: Clock, bounds: Bounds) -> Select[str]:
     def bought(later: Any) -> ColumnElement[bool]:
-        return and_(later.seq > AiJobEvent.seq, later.type.in_(("provider_called", "output_saved")))
+        return and_(later.seq > AiJobEvent.seq, later.type.in_((HistoryType.PROVIDER_CALLED, HistoryType.OUTPUT_SAVED)))
 
-    return _history(AiJobEvent.type == "output_saved", _followed_by(bought))
+    return _history(AiJobEvent.type == HistoryType.OUTPUT_SAVED, _followed_by(bought))
 
 
 def _bought_again_by_retry(clock: Clock, bounds: Bounds) -> Select[str]:
@@ -244,14 +250,14 @@ def _bought_again_by_retry(clock: Clock, bounds: Bounds) -> Select[str]:
 
 def _call_without_row(clock: Clock, bounds: Bounds) -> Select[str]:
     rows = select(func.count()).where(AiUsageLog.job_id == AiJobEvent.job_id).correlate(AiJobEvent).scalar_subquery()
-    called = _history(AiJobEvent.type == "provider_called")
+    called = _history(AiJobEvent.type == HistoryType.PROVIDER_CALLED)
     return called.group_by(AiJobEvent.job_id).having(func.count() > rows)
 
 
 def _row_without_call(clock: Clock, bounds: Bounds) -> Select[str]:
     calls = (
         select(func.count())
-        .where(AiJobEvent.job_id == AiUsageLog.job_id, AiJobEvent.type == "provider_called")
+        .where(AiJobEvent.job_id == AiUsageLog.job_id, AiJobEvent.type == HistoryType.PROVIDER_CALLED)
         .correlate(AiUsageLog)
         .scalar_subquery()
     )
@@ -260,7 +266,7 @@ def _row_without_call(clock: Clock, bounds: Bounds) -> Select[str]:
 
 def _call_left_open(clock: Clock, bounds: Bounds) -> Select[str]:
     return select(AiUsageLog.job_id).where(
-        AiUsageLog.state == STARTED, AiUsageLog.started_at <= clock.now(-bounds.open_call)
+        AiUsageLog.state == CallState.STARTED, AiUsageLog.started_at <= clock.now(-bounds.open_call)
     )
 
 
@@ -292,20 +298,35 @@ def _history_gaps(clock: Clock, bounds: Bounds) -> Select[str]:
 def _history_begins_otherwise(clock: Clock, bounds: Bounds) -> Select[str]:
     return select(AiJobEvent.job_id).where(
         or_(
-            and_(AiJobEvent.seq == 1, AiJobEvent.type != "created"),
-            and_(AiJobEvent.seq > 1, AiJobEvent.type == "created"),
+            and_(AiJobEvent.seq == 1, AiJobEvent.type != HistoryType.CREATED),
+            and_(AiJobEvent.seq > 1, AiJobEvent.type == HistoryType.CREATED),
         )
     )
 
 
 def _history_disagrees(clock: Clock, bounds: Bounds) -> Select[str]:
     last = aliased(AiJobEvent)
-    held_types = ("locked", "provider_called", "output_saved", "cancel_requested")
-    waiting_types = ("created", "retry_scheduled", "released", "postponed", "lease_lost", "cancel_requested")
+    held_types = (
+        HistoryType.LOCKED,
+        HistoryType.PROVIDER_CALLED,
+        HistoryType.OUTPUT_SAVED,
+        HistoryType.CANCEL_REQUESTED,
+    )
+    waiting_types = (
+        HistoryType.CREATED,
+        HistoryType.RETRY_SCHEDULED,
+        HistoryType.RELEASED,
+        HistoryType.POSTPONED,
+        HistoryType.LEASE_LOST,
+        HistoryType.CANCEL_REQUESTED,
+    )
     agrees = or_(
         and_(AiJob.lifecycle_status.in_(FINAL), last.type == AiJob.lifecycle_status),
-        and_(AiJob.lifecycle_status == QUEUED, last.type.in_(("created", "cancel_requested"))),
-        and_(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None), last.type.in_(held_types)),
+        and_(
+            AiJob.lifecycle_status == JobState.QUEUED,
+            last.type.in_((HistoryType.CREATED, HistoryType.CANCEL_REQUESTED)),
+        ),
+        and_(AiJob.lifecycle_status == JobState.RUNNING, AiJob.locked_by.is_not(None), last.type.in_(held_types)),
         and_(FREED, last.type.in_(waiting_types)),
     )
     otherwise = or_(~agrees, last.attempt_no != AiJob.attempt_no)
@@ -317,9 +338,10 @@ def _end_untold(clock: Clock, bounds: Bounds) -> Select[str]:
         OutboxEvent.aggregate_id == AiJob.id,
         OutboxEvent.event_type
         == case(
-            (AiJob.lifecycle_status == SUCCEEDED, "ai.job.completed"),
-            (AiJob.lifecycle_status == CANCELLED, "ai.job.cancelled"),
-            else_="ai.job.failed",
+            # SQLAlchemy knows the SQL type of a plain text only.
+            (AiJob.lifecycle_status == JobState.SUCCEEDED, OutboxEventType.COMPLETED.value),
+            (AiJob.lifecycle_status == JobState.CANCELLED, OutboxEventType.CANCELLED.value),
+            else_=OutboxEventType.FAILED.value,
         ),
     )
     return _jobs(AiJob.lifecycle_status.in_(FINAL), ~told)

@@ -13,7 +13,7 @@ from aijobs.ai.models import AiUsageLog
 from aijobs.jobs.models import AiJobArtifact, AiJobEvent, AiJobSnapshot
 from aijobs.monitor.outbox import OUTBOX_COLUMNS
 from aijobs.monitor.views import Artifact, HistoryEntry, OutboxRow, SnapshotDescription, UsageRow
-from aijobs.outbox.models import ENQUEUE, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType
 
 _HISTORY_LIMIT = 1000
 
@@ -22,7 +22,7 @@ def find_queued_at(session: Session, job_ids: Collection[str]) -> dict[str, date
     """When the first enqueue event of each job was published; jobs whose event wasn't are left out."""
     rows = session.execute(
         select(OutboxEvent.aggregate_id, OutboxEvent.created_at, OutboxEvent.id, OutboxEvent.published_at).where(
-            OutboxEvent.aggregate_id.in_(job_ids), OutboxEvent.event_type == ENQUEUE
+            OutboxEvent.aggregate_id.in_(job_ids), OutboxEvent.event_type == OutboxEventType.ENQUEUE
         )
     )
     by_job: dict[str, list[Any]] = {}

@@ -17,7 +17,7 @@ from aijobs.definitions.definition import JOB_TYPE, QUEUES
 from aijobs.definitions.registry import job_type_name
 from aijobs.errors import InputInvalid
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FAILED, LIFECYCLE_STATUSES
+from aijobs.jobs.status import JobState
 
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -88,7 +88,7 @@ class JobFilter:
             found.append(or_(*(starts_with(c, self.q) for c in (AiJob.id, AiJob.user_id, AiJob.target_id))))
         if self.unresolved:
             child = aliased(AiJob)
-            found += [AiJob.lifecycle_status == FAILED, ~exists().where(child.parent_job_id == AiJob.id)]
+            found += [AiJob.lifecycle_status == JobState.FAILED, ~exists().where(child.parent_job_id == AiJob.id)]
         return found
 
 
@@ -160,7 +160,7 @@ def _read_end(text: str) -> datetime:
     return _read_instant(text, end_of_day=True)
 
 
-_read_status = _one_of(*LIFECYCLE_STATUSES)
+_read_status = _one_of(*JobState)
 
 PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "jobType": ("job_type", _read_job_type),

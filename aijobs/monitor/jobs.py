@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session, load_only
 
 from aijobs.db.clock import Clock
 from aijobs.definitions.registry import JobDefinitionRegistry
-from aijobs.jobs import status
 from aijobs.jobs.models import AiJob, AiJobSnapshot
+from aijobs.jobs.status import FINAL, JobState, Phase, phase
 from aijobs.monitor.chains import Chain, find_chains
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.details import (
@@ -36,7 +36,7 @@ from aijobs.monitor.views import (
     Revealed,
     UsageTotal,
 )
-from aijobs.outbox.models import ENQUEUE
+from aijobs.outbox.models import OutboxEventType
 
 _COPIED = (
     "id",
@@ -143,7 +143,7 @@ class JobReads:
         outbox = find_outbox(session, job_id)
         chains = find_chains(session, [job.root_id])
         totals = find_chain_totals(session, job.root_id)
-        queued_at = first_published([e for e in outbox if e.event_type == ENQUEUE])
+        queued_at = first_published([e for e in outbox if e.event_type == OutboxEventType.ENQUEUE])
         return JobDetail(
             job=self._row(job, queued_at, chains.get(job.root_id)),
             input_schema_version=job.input_schema_version,
@@ -174,7 +174,7 @@ class JobReads:
 
     def count_by_status(self, session: Session, wanted: JobFilter) -> dict[str, Count]:
         """How many jobs of each state the filter (but for its own state) lets through, in one statement."""
-        words = [*status.LIFECYCLE_STATUSES]
+        words = [*JobState]
         columns = []
         for word in words:
             one = replace(wanted, lifecycle_status=word)
@@ -195,7 +195,7 @@ class JobReads:
         newest = chain.newest if chain and retried_as else job
         return JobRow(
             **{name: getattr(job, name) for name in _COPIED},
-            phase=status.phase(job, queued_at is not None),
+            phase=phase(job, queued_at is not None),
             queued_at=queued_at,
             retried_as=retried_as,
             newest_id=newest.id,
@@ -205,19 +205,19 @@ class JobReads:
         )
 
     def _retry_refusal(self, job: AiJob, retried_as: str | None) -> str | None:
-        if job.lifecycle_status not in status.FINAL:
+        if job.lifecycle_status not in FINAL:
             return "not_final"
-        if job.lifecycle_status == status.SUCCEEDED:
-            return "succeeded"
+        if job.lifecycle_status == JobState.SUCCEEDED:
+            return JobState.SUCCEEDED
         if retried_as is not None:
             return "superseded"
         return "unknown_job_type" if self._registry.find(job.job_type) is None else None
 
     def _cancel_refusal(self, job: AiJob) -> str | None:
-        if job.lifecycle_status in status.FINAL:
+        if job.lifecycle_status in FINAL:
             return "final"
         if job.cancel_requested_at is not None:
-            return "cancel_requested"
+            return Phase.CANCEL_REQUESTED
         definition = self._registry.find(job.job_type)
         # A job of an unknown type can be cancelled: nothing else would ever end it.
         return "not_cancellable" if definition is not None and not definition.execution.cancellable else None

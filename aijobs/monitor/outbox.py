@@ -12,7 +12,7 @@ from aijobs.db.clock import Clock, read_clock
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.keyset import Cursors, Keyset, Page
 from aijobs.monitor.views import Count, OutboxRow, OutboxStatus
-from aijobs.outbox.models import DEAD, OUTBOX_STATUSES, PENDING, PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxState
 
 UNKNOWN_EVENT_TYPE = "UNKNOWN_EVENT_TYPE"
 SHOWN = 50
@@ -59,16 +59,16 @@ class OutboxReads:
         now = read_clock(session, self.clock)
         oldest = session.execute(
             select(OutboxEvent.available_at)
-            .where(OutboxEvent.status == PENDING, OutboxEvent.available_at <= self.clock.now())
+            .where(OutboxEvent.status == OutboxState.PENDING, OutboxEvent.available_at <= self.clock.now())
             .order_by(OutboxEvent.available_at)
             .limit(1)
         ).scalar()
-        unknown = (OutboxEvent.status == PUBLISHED, OutboxEvent.last_error == UNKNOWN_EVENT_TYPE)
+        unknown = (OutboxEvent.status == OutboxState.PUBLISHED, OutboxEvent.last_error == UNKNOWN_EVENT_TYPE)
         return OutboxStatus(
             counts=_count_by_status(session),
             oldest_pending_at=oldest,
             lag_s=max(0.0, (now - oldest).total_seconds()) if oldest else 0.0,
-            dead=_newest(session, OutboxEvent.status == DEAD),
+            dead=_newest(session, OutboxEvent.status == OutboxState.DEAD),
             unknown_types=_newest(session, *unknown),
         )
 
@@ -79,5 +79,5 @@ def _newest(session: Session, *conditions: Any) -> tuple[OutboxRow, ...]:
 
 
 def _count_by_status(session: Session) -> dict[str, Count]:
-    columns = [capped_count(OutboxEvent, OutboxEvent.status == word) for word in OUTBOX_STATUSES]
-    return dict(zip(OUTBOX_STATUSES, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))
+    columns = [capped_count(OutboxEvent, OutboxEvent.status == word) for word in OutboxState]
+    return dict(zip(OutboxState, (Count(n) for n in session.execute(select(*columns)).one()), strict=True))

@@ -12,11 +12,11 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from aijobs.ai.calling.availability import Prompted
-from aijobs.ai.calling.breaker import CLOSED, OPEN, BreakerState, CircuitBreaker, scope_of
+from aijobs.ai.calling.breaker import BreakerState, CircuitBreaker, CircuitState, scope_of
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
-from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import Database
 from aijobs.errors import JobError
@@ -77,7 +77,9 @@ class ProviderReads:
         day = self._read_day(database)
         names = [*configured, *sorted({provider for provider, _ in day.sums} - set(configured))]
         rows = [
-            self._row(name, states.get(name) or BreakerState(scope_of(name), CLOSED), in_use.get(name), day.sums)
+            self._row(
+                name, states.get(name) or BreakerState(scope_of(name), CircuitState.CLOSED), in_use.get(name), day.sums
+            )
             for name in names
         ]
         return Providers(day=day.begins, read_at=day.read_at, providers=tuple(rows), routes=self._routes())
@@ -120,7 +122,7 @@ class ProviderReads:
         if LOCAL.provider in names:
             return ()
         states = self.breaker.states([scope_of(name, credential_id) for name in names])
-        return tuple(states) if all(state.word == OPEN or state.probing for state in states) else ()
+        return tuple(states) if all(state.word == CircuitState.OPEN or state.probing for state in states) else ()
 
     def _routes(self) -> dict[str, tuple[str, ...]]:
         routes = {**self._catalogue.routes, **self._catalogue.user_routes}
@@ -156,8 +158,8 @@ def _find_sums(session: Session, since: datetime) -> dict[_Call, CallSums]:
             AiUsageLog.model,
             AiUsageLog.currency,
             func.count(),
-            func.sum(case((AiUsageLog.state.in_((FAILED_CALL, LOST)), 1), else_=0)),
-            func.sum(case((AiUsageLog.state == STARTED, 1), else_=0)),
+            func.sum(case((AiUsageLog.state.in_((CallState.FAILED, CallState.LOST)), 1), else_=0)),
+            func.sum(case((AiUsageLog.state == CallState.STARTED, 1), else_=0)),
             func.coalesce(func.sum(AiUsageLog.prompt_tokens), 0),
             func.coalesce(func.sum(AiUsageLog.completion_tokens), 0),
             func.sum(AiUsageLog.cost_micros),
@@ -201,7 +203,7 @@ def _added(parts: Sequence[CallSums], median_ms: int | None) -> CallSums:
 def _find_medians(session: Session, since: datetime) -> dict[_Call, int]:
     newest = (
         select(AiUsageLog.provider, AiUsageLog.model, AiUsageLog.latency_ms)
-        .where(AiUsageLog.started_at >= since, AiUsageLog.state == DONE, AiUsageLog.latency_ms.is_not(None))
+        .where(AiUsageLog.started_at >= since, AiUsageLog.state == CallState.DONE, AiUsageLog.latency_ms.is_not(None))
         .order_by(AiUsageLog.started_at.desc())
         .limit(MOST_LATENCIES)
         .subquery()

@@ -15,7 +15,7 @@ from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.conditions import FREED
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.views import Count, QueuePaused, QueueStatus
 from aijobs.monitor.workers import BrokerLooks, PresenceSource, is_late
@@ -75,15 +75,15 @@ def _measures(queue_name: str) -> list[Any]:
     """Queued, retrying, active, and the time of the oldest queued job."""
     oldest = (
         select(AiJob.created_at)
-        .where(AiJob.queue_name == queue_name, AiJob.lifecycle_status == QUEUED)
+        .where(AiJob.queue_name == queue_name, AiJob.lifecycle_status == JobState.QUEUED)
         .order_by(AiJob.created_at, AiJob.id)
         .limit(1)
         .scalar_subquery()
     )
     return [
-        _count(queue_name, AiJob.lifecycle_status == QUEUED),
+        _count(queue_name, AiJob.lifecycle_status == JobState.QUEUED),
         _count(queue_name, FREED),
-        _count(queue_name, AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None)),
+        _count(queue_name, AiJob.lifecycle_status == JobState.RUNNING, AiJob.locked_by.is_not(None)),
         oldest,
     ]
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import FAILED_CALL, LOST, STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.usage_filter import GROUPS, UsageFilter
 from aijobs.monitor.views import CallCost, Usage, UsageGroup, UsageTotal
@@ -21,7 +21,7 @@ from aijobs.monitor.views import CallCost, Usage, UsageGroup, UsageTotal
 MOST_GROUPS = 400
 """More than a year has days; of users and others, those that cost most."""
 
-_ENDED = AiUsageLog.state != STARTED
+_ENDED = AiUsageLog.state != CallState.STARTED
 UNPRICED = and_(_ENDED, AiUsageLog.cost_micros.is_(None), AiUsageLog.billed != "no")
 """The call ended, may have cost something, and nobody knows how much."""
 
@@ -36,9 +36,9 @@ def _sum(column: Any) -> ColumnElement[int]:
 
 _SUMS: Mapping[str, ColumnElement[int]] = {
     "calls": func.count(),
-    "failed_calls": _number(AiUsageLog.state.in_((FAILED_CALL, LOST))),
-    "lost_calls": _number(AiUsageLog.state == LOST),
-    "calls_under_way": _number(AiUsageLog.state == STARTED),
+    "failed_calls": _number(AiUsageLog.state.in_((CallState.FAILED, CallState.LOST))),
+    "lost_calls": _number(AiUsageLog.state == CallState.LOST),
+    "calls_under_way": _number(AiUsageLog.state == CallState.STARTED),
     "prompt_tokens": _sum(AiUsageLog.prompt_tokens),
     "completion_tokens": _sum(AiUsageLog.completion_tokens),
     "cached_tokens": _sum(AiUsageLog.cached_tokens),

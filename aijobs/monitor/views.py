@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer, WithJsonSchema, computed_field
 
 from aijobs.ai.calling.breaker import BreakerState
-from aijobs.ai.models import STARTED, USAGE_STATES
+from aijobs.ai.models import CallState
 from aijobs.answers import (
     FOR_SOME,
     TIME,
@@ -25,9 +25,9 @@ from aijobs.answers import (
     one_of,
 )
 from aijobs.definitions.definition import QUEUES
-from aijobs.jobs.models import EVENT_TYPES
-from aijobs.jobs.status import FINAL, LIFECYCLE_STATUSES, PHASES
-from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.jobs.history import HistoryType
+from aijobs.jobs.status import FINAL, JobState, Phase
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from aijobs.queues.state import BROKER_STATES, OK
 from aijobs.screening.sensitive import FINDERS
 
@@ -57,8 +57,8 @@ _COUNT = {
 }
 _OUTBOX_COUNTS = {
     "type": "object",
-    "properties": dict.fromkeys(OUTBOX_STATUSES, _COUNT),
-    "required": list(OUTBOX_STATUSES),
+    "properties": dict.fromkeys(OutboxState, _COUNT),
+    "required": list(OutboxState),
     "additionalProperties": False,
 }
 _REDACTIONS = {
@@ -82,7 +82,7 @@ WAIT_REASONS = (
     "in_line",
 )
 CappedCount = Annotated[Count, PlainSerializer(lambda count: count.value), WithJsonSchema(_COUNT)]
-Status = Annotated[str, one_of(LIFECYCLE_STATUSES)]
+Status = Annotated[str, one_of(JobState)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 
 
@@ -93,7 +93,7 @@ class PublicJob(Answer):
     id: Annotated[str, Field(serialization_alias="jobId")]
     job_type: str
     lifecycle_status: Status
-    phase: Annotated[str, one_of(PHASES)]
+    phase: Annotated[str, one_of(Phase)]
     queue_name: Annotated[str, one_of(QUEUES)]
     priority: Percent
     progress: Percent
@@ -136,9 +136,9 @@ class JobRow(PublicJob):
     newest_id: Annotated[str, Field(serialization_alias="newestJobId")]
     """The newest job of its chain, which decides whether the work is done; its own id where it was never retried."""
     newest_status: Annotated[Status, Field(serialization_alias="newestLifecycleStatus")]
-    retry_refusal: Maybe[Annotated[str, one_of(("not_final", "succeeded", "superseded", "unknown_job_type"))]]
+    retry_refusal: Maybe[Annotated[str, one_of(("not_final", JobState.SUCCEEDED, "superseded", "unknown_job_type"))]]
     """Why it can't be retried (None: it can)."""
-    cancel_refusal: Maybe[Annotated[str, one_of(("final", "cancel_requested", "not_cancellable"))]]
+    cancel_refusal: Maybe[Annotated[str, one_of(("final", Phase.CANCEL_REQUESTED, "not_cancellable"))]]
     """Why it can't be cancelled (None: it can)."""
 
     @property
@@ -159,13 +159,13 @@ class JobRow(PublicJob):
     @property
     def recovered_by(self) -> Maybe[str]:
         """The retry that did this job's work after all."""
-        superseded = self.newest_id != self.id and self.newest_status == "succeeded"
+        superseded = self.newest_id != self.id and self.newest_status == JobState.SUCCEEDED
         return self.newest_id if superseded else None
 
     @property
     def unresolved(self) -> bool:
         """Failed, and nothing was retried after it."""
-        return self.lifecycle_status == "failed" and self.newest_id == self.id
+        return self.lifecycle_status == JobState.FAILED and self.newest_id == self.id
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class HistoryEntry(Answer):
     """One change of a job's state, holder or plan."""
 
     seq: Natural
-    type: Annotated[str, one_of(EVENT_TYPES)]
+    type: Annotated[str, one_of(HistoryType)]
     attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
     actor: str
     instance: Maybe[str]
@@ -227,7 +227,7 @@ class OutboxRow(Answer):
     event_type: str
     job_id: str
     queue_name: Maybe[str]
-    status: Annotated[str, one_of(OUTBOX_STATUSES)]
+    status: Annotated[str, one_of(OutboxState)]
     attempt_count: Natural
     available_at: Time
     locked_by: Maybe[str]
@@ -242,7 +242,7 @@ class OutboxRow(Answer):
     @property
     def requeueable(self) -> bool:
         """A dead end event; the job of a dead enqueue event is retried instead."""
-        return self.status == "dead" and self.event_type != "ai.job.enqueue"
+        return self.status == OutboxState.DEAD and self.event_type != OutboxEventType.ENQUEUE
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class UsageRow(Answer):
 
     attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
     call_no: Annotated[Natural, Field(serialization_alias="call")]
-    state: Annotated[str, one_of(USAGE_STATES)]
+    state: Annotated[str, one_of(CallState)]
     provider: str
     model: str
     credential_mode: str
@@ -278,12 +278,12 @@ class UsageRow(Answer):
     @property
     def unpriced(self) -> bool:
         """It ended, may have cost something, and nobody knows how much."""
-        return self.state != STARTED and self.cost_micros is None and self.billed != "no"
+        return self.state != CallState.STARTED and self.cost_micros is None and self.billed != "no"
 
     @property
     def possibly_billed(self) -> bool:
         """It ended, and nobody knows whether the provider bills it."""
-        return self.state != STARTED and self.billed == "unknown"
+        return self.state != CallState.STARTED and self.billed == "unknown"
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from aijobs.ai.calling.breaker import BreakerState
+from aijobs.jobs.history import HistoryType
+from aijobs.jobs.status import Phase
 from aijobs.monitor.views import JobDetail, OutboxRow, QueueStatus, Wait
-from aijobs.outbox.models import ENQUEUE, PUBLISHED
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from aijobs.queues.state import AWAY, OK
 
 
 def enqueue_event(detail: JobDetail) -> OutboxRow | None:
     """The event that asks for the job's present or next attempt."""
-    return next((event for event in reversed(detail.outbox) if event.event_type == ENQUEUE), None)
+    return next((event for event in reversed(detail.outbox) if event.event_type == OutboxEventType.ENQUEUE), None)
 
 
 def due_at(detail: JobDetail) -> datetime:
@@ -29,7 +31,7 @@ def lease_expired(detail: JobDetail, grace: timedelta) -> bool:
 
 def was_postponed(detail: JobDetail) -> bool:
     """Whether the job's worker gave it back for a while, uncounted, as no provider was to be asked just then."""
-    return bool(detail.history) and detail.history[-1].type == "postponed"
+    return bool(detail.history) and detail.history[-1].type == HistoryType.POSTPONED
 
 
 def find_wait(
@@ -45,7 +47,7 @@ def find_wait(
         return None
     if lease_expired(detail, lease_grace):
         return Wait("lease_expired")
-    if job.phase == "cancel_requested":
+    if job.phase == Phase.CANCEL_REQUESTED:
         return Wait("cancelling")
     if job.locked_by is not None:
         return Wait("running")
@@ -66,6 +68,6 @@ def _delivery(detail: JobDetail, queue: QueueStatus | None) -> str:
     if queue is not None and queue.workers == 0:
         return "no_worker"
     event = enqueue_event(detail)
-    if event is None or (event.status != PUBLISHED and event.last_sent_at is None):
+    if event is None or (event.status != OutboxState.PUBLISHED and event.last_sent_at is None):
         return "not_sent"
     return "in_line"

@@ -15,7 +15,7 @@ from aijobs.definitions.definition import QUEUES
 from aijobs.errors import BrokerUnavailable
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.monitor.views import HeldJob, WorkerRow, Workers
 from aijobs.queues.state import BrokerState
 
@@ -149,7 +149,7 @@ def _find_held(session: Session) -> dict[str, list[HeldJob]]:
     """Held jobs by the instance that holds them."""
     rows = session.execute(
         select(AiJob.locked_by, AiJob.id, AiJob.job_type, AiJob.queue_name, AiJob.attempt_no, AiJob.lock_until)
-        .where(AiJob.lifecycle_status == RUNNING, AiJob.locked_by.is_not(None))
+        .where(AiJob.lifecycle_status == JobState.RUNNING, AiJob.locked_by.is_not(None))
         .order_by(AiJob.created_at, AiJob.id)
         .limit(MOST_HELD)
     )

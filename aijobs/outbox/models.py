@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Index, Integer, SmallInteger, String
@@ -11,18 +12,24 @@ from sqlalchemy.orm import Mapped, mapped_column
 from aijobs.db.database import TABLE_OPTIONS, Base, Json, Key, UtcDateTime
 from aijobs.ids import new_id
 
-ENQUEUE = "ai.job.enqueue"
-COMPLETED = "ai.job.completed"
-FAILED_EVENT = "ai.job.failed"
-CANCELLED_EVENT = "ai.job.cancelled"
-END_EVENTS = {"succeeded": COMPLETED, "failed": FAILED_EVENT, "cancelled": CANCELLED_EVENT}
-"""The end event of each final state."""
 
-PENDING = "pending"
-PROCESSING = "processing"
-PUBLISHED = "published"
-DEAD = "dead"
-OUTBOX_STATUSES = (PENDING, PROCESSING, PUBLISHED, DEAD)
+class OutboxEventType(StrEnum):
+    """What an event announces: an attempt is due, or the job ended."""
+
+    ENQUEUE = "ai.job.enqueue"
+    COMPLETED = "ai.job.completed"
+    FAILED = "ai.job.failed"
+    CANCELLED = "ai.job.cancelled"
+
+
+class OutboxState(StrEnum):
+    """The states in `outbox_events.status`."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    PUBLISHED = "published"
+    DEAD = "dead"
+
 
 AGGREGATE = "AiJob"
 

@@ -15,17 +15,7 @@ from aijobs.db.statements import change_by, change_rows, constant, insert_if_abs
 from aijobs.ids import new_id
 from aijobs.logs import LoggedJob
 from aijobs.outbox.keys import EnqueuedJob, end_key, enqueue_key
-from aijobs.outbox.models import (
-    AGGREGATE,
-    DEAD,
-    END_EVENTS,
-    ENQUEUE,
-    PENDING,
-    PROCESSING,
-    PUBLISHED,
-    OutboxEvent,
-    QueuePause,
-)
+from aijobs.outbox.models import AGGREGATE, OutboxEvent, OutboxEventType, OutboxState, QueuePause
 from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage, digest, microseconds
 from aijobs.settings import KeyRing
 
@@ -39,7 +29,9 @@ EVENT_PAUSED: ColumnElement[bool] = exists().where(QueuePause.queue_name == Outb
 """The event's queue is paused. An event without a queue never is."""
 OF_EVENT = bindparam("of_event", type_=OutboxEvent.id.type)
 _BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_key == bindparam("key"))
-_UNSENT = or_(OutboxEvent.status == constant(PENDING), OutboxEvent.status == constant(PROCESSING))
+_UNSENT = or_(
+    OutboxEvent.status == constant(OutboxState.PENDING), OutboxEvent.status == constant(OutboxState.PROCESSING)
+)
 _THE_UNSENT = and_(OutboxEvent.id == bindparam("of_id"), _UNSENT)
 
 
@@ -77,7 +69,7 @@ class OutboxRepository:
     def __init__(self, clock: Clock, message_keys: KeyRing) -> None:
         self._clock = clock
         self._key_id = message_keys.current[0]
-        self._due = (OutboxEvent.status == PENDING, OutboxEvent.available_at <= clock.now())
+        self._due = (OutboxEvent.status == OutboxState.PENDING, OutboxEvent.available_at <= clock.now())
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -100,7 +92,7 @@ class OutboxRepository:
             dedupe_key,
             payload,
             queue_name=queue_name,
-            status=PENDING,
+            status=OutboxState.PENDING,
             available_at=self._clock.now() if available_at is None else available_at,
         )
         return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
@@ -118,12 +110,12 @@ class OutboxRepository:
             "attempt_count": 0,
             "redrives": 0,
             **self._row(
-                ENQUEUE,
+                OutboxEventType.ENQUEUE,
                 job.id,
                 enqueue_key(job, job.attempt_no + 1),
                 {"jobId": job.id, "jobType": job.job_type, "queueName": job.queue_name, "priority": job.priority},
                 queue_name=job.queue_name,
-                status=PENDING,
+                status=OutboxState.PENDING,
                 available_at=self._clock.now() if available_at is None else available_at,
             ),
         }
@@ -135,15 +127,17 @@ class OutboxRepository:
         return (
             update(OutboxEvent)
             .where(asks_for(job), _UNSENT)
-            .values(status=constant(PUBLISHED), published_at=job.locked_at, locked_by=null(), locked_at=null())
+            .values(status=_PUBLISHED, published_at=job.locked_at, locked_by=null(), locked_at=null())
         )
 
-    def add_end(self, session: Session, job: LoggedJob) -> None:
+    def add_end(self, session: Session, job: LoggedJob, event_type: OutboxEventType) -> None:
         """Add the job's end event, published at once: nothing subscribes yet."""
-        event_type, now = END_EVENTS[job.lifecycle_status], self._clock.now()
+        now = self._clock.now()
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": job.lifecycle_status}
         key = end_key(event_type, job.id)
-        self._insert(session, event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
+        self._insert(
+            session, event_type, job.id, key, payload, status=OutboxState.PUBLISHED, available_at=now, published_at=now
+        )
 
     def end_row(self, job: Any) -> dict[str, Any]:
         """Return the row of an end event as expressions of the columns of `job` and of the parameters of
@@ -153,12 +147,13 @@ class OutboxRepository:
         event_id, event_type, key, payload = (
             bindparam(f"end_{name}", type_=columns[name].type) for name in ("id", "event_type", "dedupe_key", "payload")
         )
-        row = self._row(event_type, job.id, key, payload, status=PUBLISHED, available_at=now, published_at=now)
+        row = self._row(
+            event_type, job.id, key, payload, status=OutboxState.PUBLISHED, available_at=now, published_at=now
+        )
         return {"id": event_id, "attempt_count": 0, "redrives": 0, **row}
 
-    def end_parameters(self, job: LoggedJob, status: str) -> dict[str, Any]:
+    def end_parameters(self, job: LoggedJob, status: str, event_type: OutboxEventType) -> dict[str, Any]:
         """Return the parameters of `end_row` for a job that ends in a state."""
-        event_type = END_EVENTS[status]
         payload = {"jobId": job.id, "jobType": job.job_type, "lifecycleStatus": status}
         return {
             "end_id": new_id(),
@@ -193,8 +188,8 @@ class OutboxRepository:
         event = read_rows(unit, _BY_KEY, {"key": enqueue_key(job, attempt)}).one_or_none()
         if event is None:
             return None
-        if event.status in (PENDING, PROCESSING):
-            values = {"status": PUBLISHED, "published_at": at, "locked_by": None, "locked_at": None}
+        if event.status in (OutboxState.PENDING, OutboxState.PROCESSING):
+            values = {"status": OutboxState.PUBLISHED, "published_at": at, "locked_by": None, "locked_at": None}
             change_by(unit, OutboxEvent, _THE_UNSENT, of={"of_id": event.id}, **values)
         event_id: str = event.id
         return event_id
@@ -242,7 +237,7 @@ class OutboxRepository:
             update(OutboxEvent)
             .where(OutboxEvent.id.in_(list(free)), *self._due)
             .values(
-                status=PROCESSING,
+                status=OutboxState.PROCESSING,
                 locked_by=holder,
                 locked_at=self._clock.now(),
                 attempt_count=OutboxEvent.attempt_count + 1,
@@ -250,7 +245,11 @@ class OutboxRepository:
         )
         claimed = session.execute(
             select(OutboxEvent)
-            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .where(
+                OutboxEvent.id.in_(event_ids),
+                OutboxEvent.status == OutboxState.PROCESSING,
+                OutboxEvent.locked_by == holder,
+            )
             .order_by(OutboxEvent.available_at, OutboxEvent.id)
         )
         return list(claimed.scalars())
@@ -265,7 +264,7 @@ class OutboxRepository:
     ) -> list[OutboxEvent]:
         """Return claims older than `ttl`, oldest first. `after`: (`locked_at`, id) of the page before's last one."""
         query = select(OutboxEvent).where(
-            OutboxEvent.status == PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
+            OutboxEvent.status == OutboxState.PROCESSING, OutboxEvent.locked_at <= self._clock.now(-ttl)
         )
         if after is not None:
             at, event_id = after
@@ -280,7 +279,11 @@ class OutboxRepository:
         self, session: Session, event_ids: Collection[str], holder: str, *, sent: bool, last_error: str | None = None
     ) -> int:
         """Mark claimed events published, and return how many were still claimed. `sent`: they went to the broker."""
-        values: dict[str, Any] = {"status": PUBLISHED, "published_at": self._clock.now(), "last_error": last_error}
+        values: dict[str, Any] = {
+            "status": OutboxState.PUBLISHED,
+            "published_at": self._clock.now(),
+            "last_error": last_error,
+        }
         if sent:
             values["last_sent_at"] = self._clock.now()
         return self._mark(session, event_ids, holder, values)
@@ -292,7 +295,7 @@ class OutboxRepository:
         """
         wait = RETRY_AFTER[min(event.attempt_count, len(RETRY_AFTER)) - 1]
         values = {
-            "status": PENDING,
+            "status": OutboxState.PENDING,
             "available_at": self._clock.now(wait),
             "last_error": error[:300],
             **self._of_today(),
@@ -313,11 +316,11 @@ class OutboxRepository:
 
     def mark_dead(self, session: Session, event: OutboxEvent, holder: str, error: str) -> int:
         """End a claimed event that has no attempts left."""
-        return self._mark(session, [event.id], holder, {"status": DEAD, "last_error": error[:300]})
+        return self._mark(session, [event.id], holder, {"status": OutboxState.DEAD, "last_error": error[:300]})
 
     def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
         """Put claimed events back at once. Unless `counted`, the attempt doesn't count."""
-        values: dict[str, Any] = {"status": PENDING}
+        values: dict[str, Any] = {"status": OutboxState.PENDING}
         if not counted:
             values["attempt_count"] = OutboxEvent.attempt_count - 1
         return self._mark(session, event_ids, holder, values)
@@ -326,7 +329,11 @@ class OutboxRepository:
         return change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id.in_(event_ids), OutboxEvent.status == PROCESSING, OutboxEvent.locked_by == holder)
+            .where(
+                OutboxEvent.id.in_(event_ids),
+                OutboxEvent.status == OutboxState.PROCESSING,
+                OutboxEvent.locked_by == holder,
+            )
             .values(locked_by=None, locked_at=None, **values),
         )
 
@@ -337,7 +344,7 @@ class OutboxRepository:
             update(OutboxEvent)
             .where(
                 OutboxEvent.id == event.id,
-                OutboxEvent.status == PUBLISHED,
+                OutboxEvent.status == OutboxState.PUBLISHED,
                 OutboxEvent.redrives == event.redrives,
             )
             .values(redrives=OutboxEvent.redrives + 1, last_sent_at=self._clock.now()),
@@ -349,7 +356,13 @@ class OutboxRepository:
         changed = change_rows(
             session,
             update(OutboxEvent)
-            .where(OutboxEvent.id == event_id, OutboxEvent.status == DEAD)
-            .values(status=PENDING, attempt_count=0, available_at=self._clock.now(), locked_by=None, locked_at=None),
+            .where(OutboxEvent.id == event_id, OutboxEvent.status == OutboxState.DEAD)
+            .values(
+                status=OutboxState.PENDING,
+                attempt_count=0,
+                available_at=self._clock.now(),
+                locked_by=None,
+                locked_at=None,
+            ),
         )
         return changed == 1

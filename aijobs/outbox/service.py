@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.db.database import Database
 from aijobs.errors import ApiError
-from aijobs.outbox.models import DEAD, ENQUEUE, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.outbox.repository import OutboxRepository
 
 
@@ -27,9 +27,9 @@ class OutboxService:
             event = session.get(OutboxEvent, event_id)
             if event is None:
                 raise ApiError("NOT_FOUND")
-            if event.event_type == ENQUEUE:
+            if event.event_type == OutboxEventType.ENQUEUE:
                 raise ApiError("JOB_NOT_RETRYABLE", {"reason": "enqueue_event", "jobId": event.aggregate_id})
-            if event.status != DEAD or not self._repository.requeue_dead(session, event_id):
+            if event.status != OutboxState.DEAD or not self._repository.requeue_dead(session, event_id):
                 raise ApiError("JOB_NOT_RETRYABLE", {"reason": "not_dead", "status": event.status})
             session.refresh(event)
             return event

@@ -24,7 +24,7 @@ from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob
 from aijobs.logs import Outage, fault, get_logger, job_fields, where
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import END_EVENTS, ENQUEUE, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType
 from aijobs.outbox.repository import MAX_ATTEMPTS, OutboxRepository, outgoing
 from aijobs.queues.message import HandOver, OutgoingMessage
 from aijobs.queues.state import REFUSED
@@ -154,8 +154,8 @@ class OutboxDispatcher:
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
         """Deliver claimed events. Return the number put back because the broker refuses their queue."""
-        enqueues = [e for e in events if e.event_type == ENQUEUE and e.aggregate_id in jobs]
-        unknown = [e for e in events if e.event_type not in (ENQUEUE, *END_EVENTS.values())]
+        enqueues = [e for e in events if e.event_type == OutboxEventType.ENQUEUE and e.aggregate_id in jobs]
+        unknown = [e for e in events if e.event_type not in tuple(OutboxEventType)]
         rest = [e for e in events if e not in enqueues and e not in unknown]
         if unknown:
             self._set_aside(unknown, holder)
@@ -248,7 +248,7 @@ class OutboxDispatcher:
         """
 
         def bury(session: Session) -> int:
-            if event.event_type == ENQUEUE and not self._give_up_job(session, event, reason):
+            if event.event_type == OutboxEventType.ENQUEUE and not self._give_up_job(session, event, reason):
                 return self._outbox.mark_published(session, [event.id], holder, sent=False, last_error=reason)
             if not self._outbox.mark_dead(session, event, holder, reason):
                 raise _ClaimOver  # The job's row is always locked first; the rollback restores it.

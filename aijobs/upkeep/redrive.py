@@ -20,7 +20,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import OPEN
 from aijobs.logs import Outage, get_logger, job_fields
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxState
 from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.queues.state import REFUSED
@@ -151,7 +151,7 @@ class Redrive:
             session.execute(
                 select(OutboxEvent).where(
                     OutboxEvent.dedupe_key.in_(dedupe_keys),
-                    OutboxEvent.status == PUBLISHED,
+                    OutboxEvent.status == OutboxState.PUBLISHED,
                     or_(OutboxEvent.last_sent_at.is_(None), OutboxEvent.last_sent_at <= just_now),
                 )
             ).scalars()

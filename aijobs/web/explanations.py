@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from flask_babel import lazy_gettext as _l
 
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
+from aijobs.jobs.history import HistoryType
 from aijobs.monitor.views import JobDetail
 
 
@@ -133,7 +134,7 @@ class Losses(NamedTuple):
 def count_losses(detail: JobDetail) -> Losses:
     """Count the job's losses by their kind."""
     job = detail.job
-    lost = sum(entry.type == "lease_lost" for entry in detail.history)
+    lost = sum(entry.type == HistoryType.LEASE_LOST for entry in detail.history)
     inherited = max(0, job.lost_count + job.uncharged_losses - lost) if job.parent_job_id else 0
     most_own = QUEUES[job.queue_name].attempts + (1 if detail.output_hash else 0)
     return Losses(job.lost_count, most_own, job.uncharged_losses - inherited, inherited)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from aijobs.ai.models import DONE, LOST, STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from tests.chaos.broken import Broken
 from tests.chaos.evidence import Evidence
 from tests.chaos.provider import NAME, Billed
@@ -31,11 +31,11 @@ def _ledger_against_rows(evidence: Evidence) -> Iterator[Broken]:
             yield Broken(f"has {call.asked} calls on one usage row", (call.job_id,))
     for row in rows.values():
         call_or_none = evidence.calls.get(row.id)
-        if row.state == STARTED:
+        if row.state == CallState.STARTED:
             yield Broken("has a usage row that was never closed", (row.job_id,))
-        if row.state == DONE and (call_or_none is None or not call_or_none.answered):
+        if row.state == CallState.DONE and (call_or_none is None or not call_or_none.answered):
             yield Broken("has a usage row that is done without an answer", (row.job_id,))
-        if call_or_none is None and row.state not in (LOST, "failed"):
+        if call_or_none is None and row.state not in (CallState.LOST, "failed"):
             yield Broken(f"has a usage row that is {row.state} and no call", (row.job_id,))
 
 

@@ -24,7 +24,7 @@ from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput, Overrides
-from aijobs.jobs.status import RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.operators.accounts import add_token, create_operator
 from aijobs.operators.audit import Actor, AuditTrail
 from aijobs.settings import Settings
@@ -132,7 +132,7 @@ class Driver:
     def is_at_work(self, pid: int) -> bool:
         """Whether a process of this machine is in the middle of a job; False where the database doesn't say."""
         held = select(AiJob.id).where(
-            AiJob.lifecycle_status == RUNNING,
+            AiJob.lifecycle_status == JobState.RUNNING,
             AiJob.locked_by.contains(f"~{pid}~"),
             AiJob.locked_at <= self.services.clock.now(-IN_THE_MIDDLE),
         )

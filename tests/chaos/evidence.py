@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from aijobs.ai.models import STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.database import Database
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.status import OPEN
 from aijobs.learning.models import Flashcard
-from aijobs.outbox.models import PENDING, PROCESSING, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxState
 from tests.chaos.ledger import Call, read_calls
 from tests.chaos.provider import Billed
 
@@ -79,10 +79,12 @@ def count_open(database: Database) -> dict[str, int]:
                 select(func.count()).select_from(AiJob).where(AiJob.lifecycle_status.in_(OPEN))
             ).scalar_one(),
             "events": session.execute(
-                select(func.count()).select_from(OutboxEvent).where(OutboxEvent.status.in_((PENDING, PROCESSING)))
+                select(func.count())
+                .select_from(OutboxEvent)
+                .where(OutboxEvent.status.in_((OutboxState.PENDING, OutboxState.PROCESSING)))
             ).scalar_one(),
             "calls": session.execute(
-                select(func.count()).select_from(AiUsageLog).where(AiUsageLog.state == STARTED)
+                select(func.count()).select_from(AiUsageLog).where(AiUsageLog.state == CallState.STARTED)
             ).scalar_one(),
         }
     return {name: count for name, count in found.items() if count}
@@ -92,8 +94,10 @@ def find_open_jobs(database: Database, limit: int = 20) -> list[str]:
     """Some of the jobs that have not ended, or have a call or an event that hasn't."""
     with database.read() as session:
         jobs = session.execute(select(AiJob.id).where(AiJob.lifecycle_status.in_(OPEN)).limit(limit)).scalars().all()
-        calls = session.execute(select(AiUsageLog.job_id).where(AiUsageLog.state == STARTED).limit(limit)).scalars()
-        unsent = OutboxEvent.status.in_((PENDING, PROCESSING))
+        calls = session.execute(
+            select(AiUsageLog.job_id).where(AiUsageLog.state == CallState.STARTED).limit(limit)
+        ).scalars()
+        unsent = OutboxEvent.status.in_((OutboxState.PENDING, OutboxState.PROCESSING))
         events = session.execute(select(OutboxEvent.aggregate_id).where(unsent).limit(limit)).scalars()
         return list(dict.fromkeys([*jobs, *calls, *events]))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from aijobs.ai.models import DONE
+from aijobs.ai.models import CallState
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
 from aijobs.errors import Retried, describe, is_internal
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import CANCELLED, FAILED, FINAL, SUCCEEDED
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.monitor.check import Report
-from aijobs.outbox.models import DEAD
+from aijobs.outbox.models import OutboxState
 from tests.chaos.accounts import judge_accounts
 from tests.chaos.broken import Broken
 from tests.chaos.driver import Book, Promise
@@ -114,12 +114,12 @@ def _ended_as_allowed(
     if job.lifecycle_status not in FINAL:
         yield Broken(f"has not ended: {job.lifecycle_status}", (job.id,))
     elif job.id in book.cancelled:
-        if job.lifecycle_status != CANCELLED:
+        if job.lifecycle_status != JobState.CANCELLED:
             yield Broken(f"had its cancel acknowledged and is {job.lifecycle_status}", (job.id,))
-    elif job.lifecycle_status == SUCCEEDED:
+    elif job.lifecycle_status == JobState.SUCCEEDED:
         if create.script.fails_with is not None:
             yield Broken(f"was to fail with {create.script.fails_with} and succeeded", (job.id,))
-    elif job.lifecycle_status == FAILED and not _may_fail(evidence, job, create, database_faults):
+    elif job.lifecycle_status == JobState.FAILED and not _may_fail(evidence, job, create, database_faults):
         yield Broken(
             f"({create.script.name}) failed with {job.error_code}; lost {job.losses}, retries {job.retry_count}",
             (job.id,),
@@ -133,7 +133,7 @@ def _charged_for_its_own_deaths(job: AiJob, create: Create) -> Iterator[Broken]:
             yield Broken(f"({create.script.name}) is charged with {job.lost_count} losses", (job.id,))
         return
     early = job.lost_count < QUEUES[job.queue_name].attempts and job.losses < MOST_LOSSES
-    if job.lifecycle_status == FAILED and early:
+    if job.lifecycle_status == JobState.FAILED and early:
         yield Broken(f"is poison and failed at {job.lost_count} deaths of its own", (job.id,))
 
 
@@ -143,7 +143,7 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
     if job.error_code == POISONED:
         return job.uncharged_losses >= MOST_LOSSES
     if job.error_code == "INTERNAL_NOT_DISPATCHED":  # A broker that refuses a message uses up none of its attempts.
-        dead = [event for event in evidence.events[job.id] if event.status == DEAD]
+        dead = [event for event in evidence.events[job.id] if event.status == OutboxState.DEAD]
         return any(event.attempt_count >= 3 and (event.last_error or "").endswith("dispatcher lost") for event in dead)
     tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
     if create.is_served and job.error_code in SERVER_CODES:
@@ -176,7 +176,7 @@ def _holder_alone_wrote(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
 
 def _results_once(evidence: Evidence, job: AiJob, create: Create) -> Iterator[Broken]:
     artifacts, rows = evidence.artifacts.get(job.id, 0), evidence.business_rows.get(job.id, 0)
-    wanted = job.artifact_count if job.lifecycle_status == SUCCEEDED else 0
+    wanted = job.artifact_count if job.lifecycle_status == JobState.SUCCEEDED else 0
     if artifacts != wanted:
         yield Broken(f"is {job.lifecycle_status} with {artifacts} artifacts instead of {wanted}", (job.id,))
     if create.job_type != SYNTHETIC and rows != wanted:
@@ -205,4 +205,4 @@ def _paid_once(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
 
 
 def _is_paid(evidence: Evidence, job: AiJob, attempt_no: int) -> bool:
-    return any(row.attempt_no == attempt_no and row.state == DONE for row in evidence.usage[job.id])
+    return any(row.attempt_no == attempt_no and row.state == CallState.DONE for row in evidence.usage[job.id])

@@ -14,8 +14,8 @@ import pytest
 from aijobs import settings as settings_module
 from aijobs.cli import cli
 from aijobs.errors import CODES
-from aijobs.jobs.models import EVENT_TYPES
-from aijobs.jobs.status import PHASES
+from aijobs.jobs.history import HistoryType
+from aijobs.jobs.status import Phase
 from aijobs.queues.connection import ACL_RULES
 from aijobs.settings import Settings
 from aijobs.web.api import admin, user
@@ -164,7 +164,7 @@ def test_every_code_that_a_page_names_is_there() -> None:
 # --- lifecycle, Redis, decisions ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [EVENT_TYPES, PHASES])
+@pytest.mark.parametrize("words", [HistoryType, Phase])
 def test_the_lifecycle_page_explains_every_word(words: tuple[str, ...]) -> None:
     cells = {
         word for row in documents.rows(documents.read("docs/lifecycle.md")) for word in re.findall(r"`(\w+)`", row[0])

@@ -25,7 +25,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 from aijobs.local.station import answers
 from aijobs.monitor.check import Check
-from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, QueuePause
 from aijobs.settings import Settings
 from aijobs.wiring.services import Services, build_services
 from tests.support.databases import ANY_DATABASE, SERVER_FIRST
@@ -138,7 +138,7 @@ class Site:
     def enqueue_events(self) -> list[str]:
         """Of which jobs there is an event that asks for a worker, once for each event."""
         with self.services.database.read() as session:
-            query = select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == ENQUEUE)
+            query = select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == OutboxEventType.ENQUEUE)
             return list(session.execute(query).scalars())
 
 

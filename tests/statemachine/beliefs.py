@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from aijobs.db.database import Base
 from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.jobs.lifecycle.release import WORKER_LOST
-from aijobs.jobs.status import CANCELLED, FINAL, QUEUED, RUNNING, SUCCEEDED
+from aijobs.jobs.status import FINAL, JobState
 from aijobs.monitor.check import RULES, Bounds, Check
 from aijobs.outbox.keys import enqueue_key
-from aijobs.outbox.models import DEAD, ENQUEUE, QueuePause
+from aijobs.outbox.models import OutboxEventType, OutboxState, QueuePause
 from tests.statemachine.world import JOB_DAYS, Broken, World
 
 _AGES = timedelta(days=36_500)
@@ -63,7 +63,7 @@ def _inherited(parent: Row | None) -> int:
     """With how many losses the retry of this job begins."""
     if parent is None or not parent["lost_count"] + parent["uncharged_losses"]:
         return 0
-    return int(parent["lifecycle_status"] == CANCELLED or parent["error_code"] == WORKER_LOST)
+    return int(parent["lifecycle_status"] == JobState.CANCELLED or parent["error_code"] == WORKER_LOST)
 
 
 class Beliefs:
@@ -128,7 +128,9 @@ class Beliefs:
             events = _table("outbox_events").c
             seen.asked = set(
                 session.execute(
-                    select(events.dedupe_key).where(events.event_type == ENQUEUE, events.status != DEAD)
+                    select(events.dedupe_key).where(
+                        events.event_type == OutboxEventType.ENQUEUE, events.status != OutboxState.DEAD
+                    )
                 ).scalars()
             )
             usage, cards = _table("ai_usage_logs").c, _table("flashcards").c
@@ -178,7 +180,7 @@ class Beliefs:
                 raise Broken(f"{job_id} was to be cancelled and is {status}")
         elif job["locked_by"] is None and _next_key(job) not in now.asked:
             raise Broken(f"{job_id} waits for attempt {job['attempt_no'] + 1}, and no event asks for it")
-        made = len(artifacts) if job["job_type"].startswith("cards") and status == SUCCEEDED else 0
+        made = len(artifacts) if job["job_type"].startswith("cards") and status == JobState.SUCCEEDED else 0
         if now.cards[job_id] != made:
             raise Broken(f"{job_id} is {status} and left {now.cards[job_id]} cards, {made} were promised")
         self._calls_agree(job_id, now)
@@ -187,7 +189,7 @@ class Beliefs:
     def _moved_on(job: Row, before: Row | None, history: list[Row]) -> None:
         if before is None:
             return
-        back = (RUNNING, QUEUED)
+        back = (JobState.RUNNING, JobState.QUEUED)
         if (before["lifecycle_status"], job["lifecycle_status"]) == back:
             raise Broken(f"{job['id']} went back to queued")
         for name in ("attempt_no", "event_seq", "retry_count", "lost_count", "uncharged_losses"):

@@ -10,7 +10,7 @@ from aijobs.db.database import Database
 from aijobs.db.schema import upgrade
 from aijobs.ids import new_id
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, AiJobSnapshot
-from aijobs.outbox.models import ENQUEUE, PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 
@@ -74,7 +74,7 @@ def held(**changes: Any) -> dict[str, Any]:
 
 def build_event(job: AiJob, **changes: Any) -> OutboxEvent:
     """The first enqueue event of `job`, published two seconds after it was made."""
-    event_type = changes.get("event_type", ENQUEUE)
+    event_type = changes.get("event_type", OutboxEventType.ENQUEUE)
     values: dict[str, Any] = {
         "event_type": event_type,
         "aggregate_type": "AiJob",
@@ -82,7 +82,7 @@ def build_event(job: AiJob, **changes: Any) -> OutboxEvent:
         "dedupe_key": f"{event_type}:{new_id()}",
         "payload": {"jobId": job.id},
         "queue_name": job.queue_name,
-        "status": PUBLISHED,
+        "status": OutboxState.PUBLISHED,
         "available_at": job.created_at,
         "created_at": job.created_at,
         "published_at": job.created_at + timedelta(seconds=2),

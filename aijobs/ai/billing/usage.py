@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from aijobs.ai.models import DONE, FAILED_CALL, LOST, STARTED, AiUsageLog
+from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.clock import Clock
 from aijobs.db.database import Unit
 from aijobs.db.statements import change_by, change_rows, insert_row, read_rows
@@ -20,7 +20,7 @@ from aijobs.ids import new_id
 _LAST_CALL = select(func.max(AiUsageLog.call_no)).where(
     AiUsageLog.job_id == bindparam("of_job"), AiUsageLog.attempt_no == bindparam("of_attempt")
 )
-_UNDONE = and_(AiUsageLog.id == bindparam("of_id"), AiUsageLog.state != DONE)
+_UNDONE = and_(AiUsageLog.id == bindparam("of_id"), AiUsageLog.state != CallState.DONE)
 MAX_PROVIDER, MAX_MODEL, MAX_REASON, MAX_REQUEST_ID = 64, 128, 32, 128
 """Characters that the columns hold."""
 
@@ -89,7 +89,7 @@ class UsageLog:
             attempt_no=job.attempt_no,
             call_no=(last or 0) + 1,
             user_id=job.user_id,
-            state=STARTED,
+            state=CallState.STARTED,
             provider=provider[:MAX_PROVIDER],
             model=model[:MAX_MODEL],
             credential_mode=credential_mode or job.credential_mode,
@@ -110,7 +110,7 @@ class UsageLog:
 
         Where nobody knows whether the call was billed, nor how long its prompt was, the estimate made before it stays.
         """
-        state = FAILED_CALL if result.error_code else DONE
+        state = CallState.FAILED if result.error_code else CallState.DONE
         values = {"state": state, "finished_at": self._clock.now(), **_storable(result)}
         change_by(unit, AiUsageLog, _UNDONE, of={"of_id": usage_id}, **values)
 
@@ -136,6 +136,6 @@ def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> N
     change_rows(
         session,
         update(AiUsageLog)
-        .where(AiUsageLog.job_id == job_id, AiUsageLog.attempt_no == attempt_no, AiUsageLog.state == STARTED)
-        .values(state=LOST, billed="unknown", finished_at=clock.now()),
+        .where(AiUsageLog.job_id == job_id, AiUsageLog.attempt_no == attempt_no, AiUsageLog.state == CallState.STARTED)
+        .values(state=CallState.LOST, billed="unknown", finished_at=clock.now()),
     )

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import Field, TypeAdapter
@@ -46,10 +47,16 @@ JITTER = 0.2
 TRIES = 20
 """How often a change is begun anew because another process changed the same breaker."""
 
-CLOSED, OPEN, HALF_OPEN, UNKNOWN = "closed", "open", "half_open", "unknown"
-BREAKER_WORDS = (CLOSED, OPEN, HALF_OPEN, UNKNOWN)
-
 logger = get_logger(__name__)
+
+
+class CircuitState(StrEnum):
+    """The states of a breaker. It is `unknown` while the store is away."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    UNKNOWN = "unknown"
 
 
 class BreakerContended(BrokerUnavailable):
@@ -83,7 +90,7 @@ class BreakerState(Answer):
     schema_name = "Breaker"
 
     scope: str
-    word: Annotated[str, one_of(BREAKER_WORDS), Field(serialization_alias="state")]
+    word: Annotated[str, one_of(CircuitState), Field(serialization_alias="state")]
     """`unknown` while the store is away; calls then go as if it were closed."""
     failures: Natural = 0
     """In a row, up to now or to when it opened."""
@@ -118,11 +125,11 @@ class _Record:
 
     def word(self, now: int) -> str:
         if not self.opened:
-            return CLOSED
-        return OPEN if now < self.until else HALF_OPEN
+            return CircuitState.CLOSED
+        return CircuitState.OPEN if now < self.until else CircuitState.HALF_OPEN
 
     def probing(self, now: int) -> bool:
-        return self.word(now) == HALF_OPEN and now < self.probe_until
+        return self.word(now) == CircuitState.HALF_OPEN and now < self.probe_until
 
     def write(self) -> str | None:
         return None if self == _CLEAR else json.dumps(asdict(self), separators=(",", ":"))
@@ -180,7 +187,7 @@ class CircuitBreaker:
         token = new_id()
 
         def take(record: _Record, now: int) -> _Record:
-            if record.word(now) != HALF_OPEN or record.probing(now):
+            if record.word(now) != CircuitState.HALF_OPEN or record.probing(now):
                 return record
             return replace(record, probe=token, probe_until=now + _ms(lease))
 
@@ -199,7 +206,7 @@ class CircuitBreaker:
     def succeeded(self, scope: str) -> None:
         """The provider answered. Closes the breaker, unless it is open: then an older call was lucky."""
         self._tokens.pop(scope, None)
-        change = self._change(scope, lambda record, now: record if record.word(now) == OPEN else _CLEAR)
+        change = self._change(scope, lambda record, now: record if record.word(now) == CircuitState.OPEN else _CLEAR)
         if change and change.old.opened and not change.new.opened:
             logger.info("breaker.closed", scope=scope, why=change.old.why)
 
@@ -239,7 +246,7 @@ class CircuitBreaker:
             now, texts = self._store.read(scopes)
         except BrokerUnavailable as error:
             self._outage.failed(error)
-            return [BreakerState(scope, UNKNOWN) for scope in scopes]
+            return [BreakerState(scope, CircuitState.UNKNOWN) for scope in scopes]
         self._outage.worked()
         return [self._state(scope, self._read(text, now), now) for scope, text in zip(scopes, texts, strict=True)]
 
@@ -258,19 +265,23 @@ class CircuitBreaker:
 
     def _after_failure(self, record: _Record, now: int, exhausted: bool, code: str) -> _Record:
         word = record.word(now)
-        recent = [at for at in record.failed_at if now - at < _ms(WINDOW)] if word == CLOSED else record.failed_at
+        recent = (
+            [at for at in record.failed_at if now - at < _ms(WINDOW)]
+            if word == CircuitState.CLOSED
+            else record.failed_at
+        )
         failed_at = (*recent, now)[-self._failures :]
-        if word == OPEN:
+        if word == CircuitState.OPEN:
             until = now + self._longest_ms
             return replace(record, until=max(record.until, until), why=code) if exhausted else record
-        if word == CLOSED and not exhausted and len(failed_at) < self._failures:
+        if word == CircuitState.CLOSED and not exhausted and len(failed_at) < self._failures:
             return replace(record, failed_at=failed_at)
         opened = record.opened + 1
         lasts = self._longest_ms if exhausted else min(self._open_ms * 2 ** min(opened - 1, LONGEST), self._longest_ms)
         return _Record(failed_at, opened, record.since or now, now + lasts, code)
 
     def _wait(self, record: _Record, now: int) -> timedelta | None:
-        if record.word(now) == OPEN:
+        if record.word(now) == CircuitState.OPEN:
             return self._spread(record.until - now)
         if record.probing(now):
             return self._spread(min(record.probe_until - now, _ms(PROBE_LOOK)))
@@ -286,7 +297,7 @@ class CircuitBreaker:
             word=word,
             failures=len([at for at in record.failed_at if record.opened or now - at < _ms(WINDOW)]),
             opened=record.opened,
-            open_for=timedelta(milliseconds=record.until - now) if word == OPEN else None,
+            open_for=timedelta(milliseconds=record.until - now) if word == CircuitState.OPEN else None,
             since=datetime.fromtimestamp(record.since / 1000, UTC) if record.opened else None,
             why=record.why or None,
             probing=record.probing(now),

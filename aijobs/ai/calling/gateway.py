@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from aijobs.ai.calling.breaker import HALF_OPEN, OPEN, CircuitBreaker, scope_of
+from aijobs.ai.calling.breaker import CircuitBreaker, CircuitState, scope_of
 from aijobs.ai.calling.slots import CallSlots
 from aijobs.ai.errors import ProvidersBusy
 from aijobs.ai.provider import (
@@ -214,7 +214,10 @@ class AiGateway:
             if time.monotonic() >= until:
                 # Taken, maybe by calls on other keys, says nothing of a provider that isn't known to be well again.
                 (state,) = self._breaker.states([scope])
-                raise ProvidersBusy(ALL_TAKEN * (1 + random.random()), crowded=state.word not in (OPEN, HALF_OPEN))
+                raise ProvidersBusy(
+                    ALL_TAKEN * (1 + random.random()),
+                    crowded=state.word not in (CircuitState.OPEN, CircuitState.HALF_OPEN),
+                )
             token.sleep(SLOT_LOOK_S * (0.5 + random.random()))
         return slot
 

@@ -19,11 +19,11 @@ from aijobs.db.statements import change_by, read_rows
 from aijobs.events import EventBus
 from aijobs.jobs.ends import announce_end
 from aijobs.jobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
-from aijobs.jobs.history import WORKER, record
+from aijobs.jobs.history import WORKER, HistoryType, record
 from aijobs.jobs.lease import KnownJob, Lease, LeasePolicy
 from aijobs.jobs.lifecycle.statements import HELD, THE_JOB, of
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FINAL, QUEUED
+from aijobs.jobs.status import END_EVENTS, FINAL, JobState
 from aijobs.outbox.repository import OutboxRepository
 
 _ONE_MORE = AiJob.event_seq + 1
@@ -35,7 +35,7 @@ _JOB = select(AiJob).where(THE_JOB).execution_options(populate_existing=True)
 class Note:
     """What the history row of a change says beside the job itself."""
 
-    type: str
+    type: HistoryType
     actor: str = WORKER
     error_code: str | None = None
     duration_ms: int | None = None
@@ -89,7 +89,7 @@ class JobChanges:
     def _record(self, session: Session, job: AiJob, note: Note, lease: Lease | None = None) -> None:
         """Add a change's history row. If `job` is final now, add its end event and announce it after the commit."""
         if job.lifecycle_status in FINAL:
-            self._outbox.add_end(session, job)
+            self._outbox.add_end(session, job, END_EVENTS[job.lifecycle_status])
             self._announce(session, job, lease, note.duration_ms)
         record(
             session,
@@ -123,6 +123,6 @@ class JobChanges:
             if requested and not cancelling:
                 return CancelRequested(job_id, "a cancel was requested")
             return LockLost(job_id, "its lease was renewed or taken in between")
-        if job.lifecycle_status == QUEUED or job.locked_by is None:
+        if job.lifecycle_status == JobState.QUEUED or job.locked_by is None:
             return IllegalTransition(job_id, f"is {job.lifecycle_status} and no cancel was requested")
         return JobLockConflict(job_id, "a worker holds it")

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from aijobs.jobs.lease import Lease
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import CANCELLED, FINAL
+from aijobs.jobs.status import FINAL, JobState
 
 Confirm = Callable[[Session], AiJob | None]
 
@@ -38,7 +38,7 @@ def cancelled(job_id: str) -> Confirm:
 
     def read(session: Session) -> AiJob | None:
         job = session.get(AiJob, job_id)
-        return job if job and job.lifecycle_status == CANCELLED else None
+        return job if job and job.lifecycle_status == JobState.CANCELLED else None
 
     return read
 

@@ -18,7 +18,7 @@ from aijobs.db.database import Unit
 from aijobs.db.statements import constant, read_rows
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
 from aijobs.jobs.errors import CancelRequested
-from aijobs.jobs.history import SYSTEM, WORKER, note_parameters, record
+from aijobs.jobs.history import SYSTEM, WORKER, HistoryType, note_parameters, record
 from aijobs.jobs.lease import HeldJob, JobErrorInfo, KnownJob, Lease
 from aijobs.jobs.lifecycle.changes import Note
 from aijobs.jobs.lifecycle.confirm import cancelled, ended
@@ -26,7 +26,7 @@ from aijobs.jobs.lifecycle.lease import Leases
 from aijobs.jobs.lifecycle.statements import FIND_HELD, FREE, HELD, TO_HASH, TO_OUTPUT, locked_of, of
 from aijobs.jobs.lifecycle.transition import JOBS, Transition
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import CANCELLED, FAILED, FINAL, OPEN, SUCCEEDED
+from aijobs.jobs.status import END_EVENTS, FINAL, OPEN, JobState
 from aijobs.outbox.models import OutboxEvent
 
 
@@ -36,7 +36,7 @@ class Ends(Leases):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         artifacts = bindparam("to_artifacts", type_=JOBS.c.artifact_count.type)
-        succeeded = self._final(SUCCEEDED, progress=100, artifact_count=artifacts)
+        succeeded = self._final(JobState.SUCCEEDED, progress=100, artifact_count=artifacts)
         self._succeed_saved = self._ending(**succeeded)
         self._succeed = self._ending(**succeeded, validated_output=TO_OUTPUT, output_hash=TO_HASH)
 
@@ -65,17 +65,17 @@ class Ends(Leases):
             parameters = {
                 **saved,
                 "to_artifacts": artifact_count,
-                **note_parameters(SUCCEEDED, duration_ms=duration_ms),
-                **self._outbox.end_parameters(held, SUCCEEDED),
+                **note_parameters(HistoryType.SUCCEEDED, duration_ms=duration_ms),
+                **self._outbox.end_parameters(held, JobState.SUCCEEDED, END_EVENTS[JobState.SUCCEEDED]),
             }
             self._run_held(unit, self._succeed_saved if output is None else self._succeed, lease, parameters)
             ended_job = replace(
-                held, lifecycle_status=SUCCEEDED, output_hash=saved.get("to_output_hash", held.output_hash)
+                held, lifecycle_status=JobState.SUCCEEDED, output_hash=saved.get("to_output_hash", held.output_hash)
             )
             self._announce(unit, ended_job, lease, duration_ms)
             return ended_job
 
-        return succeed(unit) if unit is not None else self._database.transact(succeed, ended(lease, SUCCEEDED))
+        return succeed(unit) if unit is not None else self._database.transact(succeed, ended(lease, JobState.SUCCEEDED))
 
     def _ending(self, **values: Any) -> Transition:
         """Build a holder's last change, with its history row and end event, which a requested cancel refuses."""
@@ -97,7 +97,7 @@ class Ends(Leases):
         duration_ms: int | None = None,
     ) -> AiJob:
         """End the job `failed` with this error; `cancelled` if a cancel was requested."""
-        note = Note(FAILED, actor, error.code, duration_ms)
+        note = Note(HistoryType.FAILED, actor, error.code, duration_ms)
         values = self._failed(error)
         return self._in(session, lambda s: self._go_on_or_cancel(s, lease, note, **values), ended(lease))
 
@@ -106,10 +106,12 @@ class Ends(Leases):
     ) -> AiJob:
         """End a job whose cancel was requested: under its lease, or by id if nobody holds it."""
         if isinstance(job, Lease):
-            lease, note = job, Note(CANCELLED, WORKER, duration_ms=duration_ms)
+            lease, note = job, Note(HistoryType.CANCELLED, WORKER, duration_ms=duration_ms)
             return self._in(session, lambda s: self._cancel(s, lease, note), ended(lease))
         job_id = job
-        return self._in(session, lambda s: self._cancel(s, job_id, Note(CANCELLED, SYSTEM), WAITS), cancelled(job_id))
+        return self._in(
+            session, lambda s: self._cancel(s, job_id, Note(HistoryType.CANCELLED, SYSTEM), WAITS), cancelled(job_id)
+        )
 
     def request_cancel(self, job_id: str, by: str) -> AiJob:
         """Record a cancel request, once, and end the job at once if no worker holds it.
@@ -127,11 +129,11 @@ class Ends(Leases):
             )
             job = self._get(session, job_id)
             if requested:
-                record(session, self._clock, job, "cancel_requested", actor=by)
+                record(session, self._clock, job, HistoryType.CANCEL_REQUESTED, actor=by)
             if job.lifecycle_status in FINAL or job.locked_by is not None:
                 return job
             self._outbox.mark_asking_published(session, job, job.attempt_no + 1, None)  # Its message was never sent.
-            return self._cancel(session, job_id, Note(CANCELLED, by), WAITS)
+            return self._cancel(session, job_id, Note(HistoryType.CANCELLED, by), WAITS)
 
         return self._database.write(request, cancelled(job_id))
 
@@ -145,12 +147,14 @@ class Ends(Leases):
         try:
             job = self._change_held(session, lease, note, NO_CANCEL, *where, **values)
         except CancelRequested:
-            return self._cancel(session, lease, Note(CANCELLED, note.actor, duration_ms=note.duration_ms), *where)
+            return self._cancel(
+                session, lease, Note(HistoryType.CANCELLED, note.actor, duration_ms=note.duration_ms), *where
+            )
         mark_lost(session, self._clock, lease.job_id, lease.attempt_no)
         return job
 
     def _cancel(self, session: Session, target: str | Lease, note: Note, *where: ColumnElement[bool]) -> AiJob:
-        if not self._change(session, target, ~NO_CANCEL, *where, **self._final(CANCELLED)):
+        if not self._change(session, target, ~NO_CANCEL, *where, **self._final(JobState.CANCELLED)):
             raise self._refusal(session, target, cancelling=True)
         job_id, lease = (target.job_id, target) if isinstance(target, Lease) else (target, None)
         job = self._get(session, job_id)
@@ -158,7 +162,7 @@ class Ends(Leases):
         mark_lost(session, self._clock, job_id, job.attempt_no)
         return job
 
-    def _final(self, status: str, **values: Any) -> dict[str, Any]:
+    def _final(self, status: JobState, **values: Any) -> dict[str, Any]:
         """Return the columns of a job that ends."""
         return {
             "lifecycle_status": constant(status),
@@ -170,7 +174,7 @@ class Ends(Leases):
 
     def _failed(self, error: JobErrorInfo) -> dict[str, Any]:
         return self._final(
-            FAILED,
+            JobState.FAILED,
             error_code=error.code,
             public_error_message=error.public_message,
             internal_error_message=error.internal_message or None,

@@ -25,7 +25,7 @@ from aijobs.jobs.conditions import DUE_AT, FREED, NO_CANCEL, NO_SUSPECT
 from aijobs.jobs.errors import NotYourTurn
 from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.jobs.status import JobState
 
 FEW_DUE = 100
 """Up to this many jobs that are due again are read in the order of their due times. In an outage thousands wait for
@@ -59,7 +59,7 @@ class FairShare:
         """
         other = aliased(AiJob)
         return exists().where(
-            other.lifecycle_status == constant(RUNNING),
+            other.lifecycle_status == constant(JobState.RUNNING),
             other.lock_until > self._clock.now(),
             other.queue_name == job.c.queue_name,
             other.user_id == job.c.user_id,
@@ -134,7 +134,7 @@ class FairShare:
     ) -> Row[Any] | None:
         """Return the best waiting job of the first user after `after`. `again`: the freed jobs that are due, if few."""
         behind = [*where, AiJob.user_id > after, DUE_AT <= self._clock.now()]
-        waiting = _best(AiJob.lifecycle_status == QUEUED, behind)
+        waiting = _best(AiJob.lifecycle_status == JobState.QUEUED, behind)
         if again is None:
             both = union_all(select(waiting), select(_best(FREED, behind))).subquery()
             return read_rows(unit, select(both).order_by(*both.c).limit(1), {}).one_or_none()
@@ -155,7 +155,7 @@ def build_holders(clock: Clock) -> Subquery:
     """
     return (
         select(AiJob.queue_name, AiJob.user_id.label("holder"), func.count().label("number"))
-        .where(AiJob.lifecycle_status == RUNNING, AiJob.lock_until > clock.now())
+        .where(AiJob.lifecycle_status == JobState.RUNNING, AiJob.lock_until > clock.now())
         .group_by(AiJob.queue_name, AiJob.user_id)
         .subquery("held")
     )

@@ -14,7 +14,7 @@ from aijobs.db.database import TRIES, Unit
 from aijobs.db.statements import read_rows
 from aijobs.jobs.conditions import NO_CANCEL
 from aijobs.jobs.errors import JobLockConflict
-from aijobs.jobs.history import history_row, note_parameters
+from aijobs.jobs.history import HistoryType, history_row, note_parameters
 from aijobs.jobs.lease import Lease
 from aijobs.jobs.lifecycle.changes import JobChanges
 from aijobs.jobs.lifecycle.confirm import saved
@@ -70,7 +70,7 @@ class Leases(JobChanges):
     def save_output(self, lease: Lease, output: Any, unit: Unit | None = None) -> str:
         """Save the validated output on the job, so that it is never bought again, and return its hash."""
         output_hash = canonical_hash(output)
-        parameters = {"to_output": output, "to_output_hash": output_hash, **note_parameters("output_saved")}
+        parameters = {"to_output": output, "to_output_hash": output_hash, **note_parameters(HistoryType.OUTPUT_SAVED)}
 
         def save(unit: Unit) -> str:
             self._run_held(unit, self._save, lease, parameters)
@@ -83,7 +83,7 @@ class Leases(JobChanges):
 
         `CancelRequested` if a cancel was requested: then no call is made.
         """
-        self._run_held(unit, self._call, lease, note_parameters("provider_called"))
+        self._run_held(unit, self._call, lease, note_parameters(HistoryType.PROVIDER_CALLED))
 
     def lock_row(self, unit: Unit, lease: Lease) -> SavedOutput:
         """Lock the held job's row until the end of the transaction, for a projection, and return its saved output.

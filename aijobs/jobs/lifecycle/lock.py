@@ -16,7 +16,7 @@ from aijobs.db.database import Base, Unit
 from aijobs.db.statements import constant, insert_together, read_rows
 from aijobs.jobs.conditions import DUE_AT, NO_SUSPECT
 from aijobs.jobs.errors import JobLockConflict, RunsAlone
-from aijobs.jobs.history import history_row, note_parameters
+from aijobs.jobs.history import HistoryType, history_row, note_parameters
 from aijobs.jobs.lease import Lease, Locked
 from aijobs.jobs.lifecycle.changes import JobChanges
 from aijobs.jobs.lifecycle.fairness import FairShare
@@ -33,12 +33,12 @@ from aijobs.jobs.lifecycle.statements import (
 )
 from aijobs.jobs.lifecycle.transition import JOBS, Transition
 from aijobs.jobs.models import AiJob, AiJobEvent
-from aijobs.jobs.status import QUEUED, RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.outbox.repository import asks_for
 
 _NEXT_ATTEMPT = AiJob.attempt_no + 1
 _NEW = {
-    "lifecycle_status": QUEUED,
+    "lifecycle_status": JobState.QUEUED,
     "event_seq": 1,
     "attempt_no": 0,
     "progress": 0,
@@ -79,7 +79,7 @@ class Locks(JobChanges):
         history = {
             "job_id": job["id"],
             "seq": job["event_seq"],
-            "type": "created",
+            "type": HistoryType.CREATED,
             "attempt_no": 0,
             "actor": f"user:{job['user_id']}" if trigger == "user" else trigger,
             "at": self._clock.now(),
@@ -108,7 +108,7 @@ class Locks(JobChanges):
         token = f"{instance_id}/{secrets.token_hex(8)}"
         parameters = {
             **of(job_id),
-            **note_parameters("locked", instance=instance_id),
+            **note_parameters(HistoryType.LOCKED, instance=instance_id),
             "of_token": token,
             "of_event": event_id,
         }
@@ -174,7 +174,7 @@ class Locks(JobChanges):
     def _locked(self, token: str | ColumnElement[str]) -> dict[str, Any]:
         """Return the columns of a job that `token` locks."""
         return {
-            "lifecycle_status": constant(RUNNING),
+            "lifecycle_status": constant(JobState.RUNNING),
             "locked_by": token,
             "locked_at": self._clock.now(),
             "lock_until": self._clock.now(self._policy.length),

@@ -11,14 +11,14 @@ from sqlalchemy.orm import Session
 from aijobs.definitions.definition import MOST_LOSSES, QUEUES
 from aijobs.jobs.conditions import FREED
 from aijobs.jobs.errors import CancelRequested, LockLost
-from aijobs.jobs.history import REAPER, WORKER
+from aijobs.jobs.history import REAPER, WORKER, HistoryType
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.lifecycle.changes import Note
 from aijobs.jobs.lifecycle.confirm import freed
 from aijobs.jobs.lifecycle.end import Ends
 from aijobs.jobs.lifecycle.statements import FREE
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FAILED, FINAL
+from aijobs.jobs.status import FINAL
 
 WORKER_LOST = "INTERNAL_WORKER_LOST"
 _CHARGED = {"lost_count": AiJob.lost_count + 1}
@@ -37,7 +37,7 @@ class Releases(Ends):
         """
 
         def free(session: Session) -> AiJob:
-            note = Note("released" if wait is None else "postponed", actor, error_code)
+            note = Note(HistoryType.RELEASED if wait is None else HistoryType.POSTPONED, actor, error_code)
             due = self._clock.now(wait or timedelta())
             job = self._go_on_or_cancel(session, lease, note, next_attempt_at=due, **FREE)
             return self._ask_again(session, job)
@@ -58,7 +58,7 @@ class Releases(Ends):
 
         `faults`: what was wrong with the answer, for the next attempt's prompt.
         """
-        note = Note("retry_scheduled", error_code=error_code, duration_ms=duration_ms)
+        note = Note(HistoryType.RETRY_SCHEDULED, error_code=error_code, duration_ms=duration_ms)
 
         def free(session: Session) -> AiJob:
             plan = {"next_attempt_at": at, "retry_count": AiJob.retry_count + 1, "answer_faults": list(faults) or None}
@@ -88,18 +88,18 @@ class Releases(Ends):
                 renewed = LockLost(lease.job_id, "its lease was renewed or taken in between")
                 raise renewed if isinstance(refused, CancelRequested) else refused
             waits = True  # On a repeat the row may be locked by our own COMMIT, whose answer is late.
-            return self._lose(session, lease, Note("lease_lost", REAPER), _UNCHARGED, at_once=at_once)
+            return self._lose(session, lease, Note(HistoryType.LEASE_LOST, REAPER), _UNCHARGED, at_once=at_once)
 
         return self._in(session, take, freed(lease))
 
     def charge(self, lease: Lease) -> AiJob:
         """Free a job whose own process died, charged: no other job had run in it."""
-        note = Note("lease_lost", WORKER, WORKER_LOST)
+        note = Note(HistoryType.LEASE_LOST, WORKER, WORKER_LOST)
         return self._database.write(lambda session: self._lose(session, lease, note, _CHARGED), freed(lease))
 
     def lose_uncharged(self, lease: Lease) -> AiJob:
         """Free a job whose own process died, uncharged: another job had run in it before."""
-        note = Note("lease_lost", WORKER)
+        note = Note(HistoryType.LEASE_LOST, WORKER)
         return self._database.write(lambda session: self._lose(session, lease, note, _UNCHARGED), freed(lease))
 
     def _lose(
@@ -122,7 +122,7 @@ class Releases(Ends):
         if not self._change(session, job.id, FREED, **self._failed(JobErrorInfo.of(WORKER_LOST, why))):
             raise self._refusal(session, job.id)
         failed = self._get(session, job.id)
-        self._record(session, failed, Note(FAILED, actor, WORKER_LOST), lease)
+        self._record(session, failed, Note(HistoryType.FAILED, actor, WORKER_LOST), lease)
         return failed
 
     def _ask_again(self, session: Session, job: AiJob) -> AiJob:

@@ -15,13 +15,13 @@ from sqlalchemy.orm import Session
 
 from aijobs.jobs.conditions import NO_CANCEL, WAITS
 from aijobs.jobs.errors import JobLockConflict
-from aijobs.jobs.history import DISPATCHER, record
+from aijobs.jobs.history import DISPATCHER, HistoryType, record
 from aijobs.jobs.lease import JobErrorInfo, Lease, lease_of
 from aijobs.jobs.lifecycle.confirm import ended
 from aijobs.jobs.lifecycle.lock import Locks
 from aijobs.jobs.lifecycle.release import Releases
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import RUNNING
+from aijobs.jobs.status import JobState
 
 
 class LifecycleRepository(Locks, Releases):
@@ -57,7 +57,7 @@ class LifecycleRepository(Locks, Releases):
             if not self._change(session, job_id, waits_for_it, **self._locked(token)):
                 raise JobLockConflict(job_id, f"doesn't wait for attempt {attempt}")
             job = self._get(session, job_id)
-            record(session, self._clock, job, "locked", actor=actor, instance=instance)
+            record(session, self._clock, job, HistoryType.LOCKED, actor=actor, instance=instance)
             return self.mark_failed(lease_of(job), error, session, actor=actor)
 
         return self._in(session, end, ended(Lease(job_id, token, attempt)))
@@ -86,7 +86,7 @@ class LifecycleRepository(Locks, Releases):
         """
         threshold = timedelta(milliseconds=self._policy.threshold_ms if threshold_ms is None else threshold_ms)
         query = select(AiJob).where(
-            AiJob.lifecycle_status == RUNNING,
+            AiJob.lifecycle_status == JobState.RUNNING,
             AiJob.locked_by.is_not(None),
             AiJob.lock_until <= self._clock.now(self._policy.length - threshold),
         )

@@ -14,7 +14,7 @@ from aijobs.jobs.conditions import NO_CANCEL, PAUSED, WAITS
 from aijobs.jobs.lease import HeldJob, Lease, Locked
 from aijobs.jobs.lifecycle.transition import JOBS, OF_JOB
 from aijobs.jobs.models import AiJob, AiJobSnapshot
-from aijobs.jobs.status import RUNNING
+from aijobs.jobs.status import JobState
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OF_EVENT, asks_for
 
@@ -23,7 +23,7 @@ THE_JOB = AiJob.id == OF_JOB
 OF_TOKEN = bindparam("of_token", type_=JOBS.c.locked_by.type)
 HELD = and_(
     THE_JOB,
-    AiJob.lifecycle_status == constant(RUNNING),
+    AiJob.lifecycle_status == constant(JobState.RUNNING),
     AiJob.locked_by == OF_TOKEN,
     AiJob.attempt_no == bindparam("of_attempt"),
 )

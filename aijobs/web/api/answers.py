@@ -13,7 +13,7 @@ from aijobs.answers import TIME, Answer, Flattened, Maybe, Time, one_of, to_json
 from aijobs.credentials.service import MOST_CREDENTIALS
 from aijobs.credentials.store import Credential
 from aijobs.errors import describe
-from aijobs.jobs.status import SUCCEEDED
+from aijobs.jobs.status import JobState
 from aijobs.learning.flashcards import MODEL, RULES, Card
 from aijobs.monitor.usage_filter import GROUPS
 from aijobs.monitor.views import (
@@ -118,7 +118,7 @@ def worded(job: J) -> J:
 def user_job(view: JobView) -> UserJob:
     """A job as its user sees it."""
     job = view.job
-    result = Result(job.artifact_count, view.artifacts) if job.lifecycle_status == SUCCEEDED else None
+    result = Result(job.artifact_count, view.artifacts) if job.lifecycle_status == JobState.SUCCEEDED else None
     return UserJob(worded(job), result)
 
 

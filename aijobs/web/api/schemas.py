@@ -10,7 +10,7 @@ from aijobs.answers import to_schemas
 from aijobs.credentials.service import DEFAULT_LABEL, MAX_KEY, MAX_LABEL, MIN_KEY
 from aijobs.definitions.definition import QUEUES, USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.job_types import flashcard_generation
-from aijobs.jobs.status import LIFECYCLE_STATUSES
+from aijobs.jobs.status import JobState
 from aijobs.monitor.keyset import DEFAULT_LIMIT, MAX_LIMIT
 from aijobs.monitor.usage_filter import GROUPS, USUAL_DAYS
 from aijobs.monitor.views import JobDetail, OutboxStatus, Providers, Workers
@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
-STATUS: Schema = {"type": "string", "enum": list(LIFECYCLE_STATUSES)}
+STATUS: Schema = {"type": "string", "enum": list(JobState)}
 IDENTIFIER: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
 
 

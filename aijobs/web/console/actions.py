@@ -9,6 +9,7 @@ from typing import Any
 from flask_babel import gettext
 from flask_babel import lazy_gettext as _l
 
+from aijobs.jobs.status import JobState, Phase
 from aijobs.monitor.views import JobRow
 from aijobs.operators import rights
 
@@ -32,7 +33,7 @@ RETRY = Action(
     refusal=lambda job: job.retry_refusal,
     reasons={
         "not_final": _l("It has not ended yet. Only a failed or cancelled job can be retried."),
-        "succeeded": _l("It succeeded. Only a failed or cancelled job can be retried."),
+        JobState.SUCCEEDED: _l("It succeeded. Only a failed or cancelled job can be retried."),
         "superseded": _l("It was retried already; the newest job of its chain counts."),
         "unknown_job_type": _l("No such job type is installed."),
         "snapshot_expired": _l("Its frozen input has expired, and cannot be rebuilt."),
@@ -47,7 +48,7 @@ CANCEL = Action(
     refusal=lambda job: job.cancel_refusal,
     reasons={
         "final": _l("It has ended already."),
-        "cancel_requested": _l("A cancel was requested already; its worker is stopping."),
+        Phase.CANCEL_REQUESTED: _l("A cancel was requested already; its worker is stopping."),
         "not_cancellable": _l("This type of job cannot be cancelled."),
     },
 )

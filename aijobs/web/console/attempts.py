@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from aijobs.jobs.history import HistoryType
 from aijobs.monitor.views import JobDetail
 
-ENDS = ("retry_scheduled", "released", "postponed", "lease_lost", "succeeded", "failed", "cancelled")
+ENDS = (
+    HistoryType.RETRY_SCHEDULED,
+    HistoryType.RELEASED,
+    HistoryType.POSTPONED,
+    HistoryType.LEASE_LOST,
+    HistoryType.SUCCEEDED,
+    HistoryType.FAILED,
+    HistoryType.CANCELLED,
+)
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,13 @@ class Attempt:
 
 def build_attempts(detail: JobDetail) -> list[Attempt]:
     """All attempts, the first one first."""
-    numbers = sorted({entry.attempt_no for entry in detail.history if entry.type == "locked"})
+    numbers = sorted({entry.attempt_no for entry in detail.history if entry.type == HistoryType.LOCKED})
     return [_attempt(detail, number) for number in numbers]
 
 
 def _attempt(detail: JobDetail, number: int) -> Attempt:
     entries = [entry for entry in detail.history if entry.attempt_no == number]
-    locked = next(entry for entry in entries if entry.type == "locked")
+    locked = next(entry for entry in entries if entry.type == HistoryType.LOCKED)
     end = next((entry for entry in entries if entry.type in ENDS and entry.seq > locked.seq), None)
     return Attempt(
         number=number,

@@ -14,7 +14,7 @@ from wtforms import HiddenField, TextAreaField
 from wtforms.validators import Length, Optional
 
 from aijobs.errors import ApiError, describe
-from aijobs.jobs.status import CANCELLED
+from aijobs.jobs.status import JobState
 from aijobs.monitor.views import JobRow
 from aijobs.operators import rights
 from aijobs.operators.actions import Cancelled, Operating
@@ -115,7 +115,7 @@ def cancel_job(job_id: str) -> ResponseReturnValue:
 def _cancelled(result: Cancelled) -> str:
     if result.before.final:
         return gettext("It had ended already; nothing was changed.")
-    if result.after.lifecycle_status == CANCELLED:
+    if result.after.lifecycle_status == JobState.CANCELLED:
         return gettext("Cancelled.")
     return gettext("The cancel is requested; the worker stops within a second or two.")
 

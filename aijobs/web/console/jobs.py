@@ -13,7 +13,7 @@ from flask.typing import ResponseReturnValue
 from aijobs.clock import iso
 from aijobs.definitions.definition import QUEUES
 from aijobs.errors import ApiError, InputInvalid
-from aijobs.jobs.status import LIFECYCLE_STATUSES
+from aijobs.jobs.status import JobState
 from aijobs.monitor.filters import PARAMETERS, JobFilter
 from aijobs.monitor.keyset import Page
 from aijobs.monitor.monitor import is_id
@@ -89,7 +89,7 @@ def search() -> ResponseReturnValue:
     return redirect(link("console.jobs", {name: text} if text else {}), 303)
 
 
-_STATES = {"states": LIFECYCLE_STATUSES}
+_STATES = {"states": JobState}
 
 
 def _list(wanted: JobFilter, page: Page[JobRow], faults: dict[str, str]) -> str:

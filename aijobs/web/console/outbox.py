@@ -14,7 +14,7 @@ from aijobs.monitor.monitor import is_id
 from aijobs.monitor.views import OutboxRow
 from aijobs.operators import rights
 from aijobs.operators.actions import Operating
-from aijobs.outbox.models import END_EVENTS, ENQUEUE, OUTBOX_STATUSES
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.confirmations import Confirmation, ConfirmationForm, is_confirmed
@@ -22,7 +22,7 @@ from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 
 PER_PAGE = 50
-EVENT_TYPES = (ENQUEUE, *END_EVENTS.values())
+EVENT_TYPES = tuple(OutboxEventType)
 _REQUEUE = "requeue"
 
 
@@ -30,7 +30,7 @@ _REQUEUE = "requeue"
 def outbox() -> ResponseReturnValue:
     """How the outbox is, and its events, a page at a time."""
     try:
-        status, event_type = _one_of("status", OUTBOX_STATUSES), _one_of("eventType", EVENT_TYPES)
+        status, event_type = _one_of("status", tuple(OutboxState)), _one_of("eventType", EVENT_TYPES)
         page = services().monitor.list_outbox(status, event_type, request.args.get("cursor"), PER_PAGE)
         code = 200
     except InputInvalid:
@@ -43,7 +43,7 @@ def outbox() -> ResponseReturnValue:
 def outbox_changes() -> ResponseReturnValue:
     """The numbers, for who is looking at the page."""
     health = services().monitor.outbox_status()
-    return render_template("console/outbox/_changes.html", health=health, statuses=OUTBOX_STATUSES)
+    return render_template("console/outbox/_changes.html", health=health, statuses=OutboxState)
 
 
 @whole_page("/outbox/<event_id>/requeue", rights.VIEW)
@@ -65,7 +65,7 @@ def requeue_event(event_id: str) -> ResponseReturnValue:
         if refused.http_status == 404:
             raise
         flash(_refusal(refused), "problem")
-        return redirect(url_for("console.outbox", status="dead"), 303)
+        return redirect(url_for("console.outbox", status=OutboxState.DEAD), 303)
     flash(gettext("The event is pending again and will be handed over within a few seconds."), "done")
     return redirect(url_for("console.outbox"), 303)
 
@@ -79,7 +79,7 @@ def _page(page: Page[OutboxRow], status: str | None, event_type: str | None, fau
         status=status,
         event_type=event_type,
         fault=fault,
-        statuses=OUTBOX_STATUSES,
+        statuses=OutboxState,
         event_types=EVENT_TYPES,
         may_fix=get_operator().may(rights.OUTBOX_FIX),
     )

@@ -8,7 +8,7 @@ from flask import flash, make_response, redirect, url_for
 from flask.typing import ResponseReturnValue
 from flask_babel import gettext
 
-from aijobs.ai.calling.breaker import CLOSED, BreakerState
+from aijobs.ai.calling.breaker import BreakerState, CircuitState
 from aijobs.errors import ApiError, describe
 from aijobs.operators import rights
 from aijobs.operators.actions import Operating
@@ -54,7 +54,7 @@ def close_breaker_now(provider: str) -> ResponseReturnValue:
     except ApiError as refused:
         flash(describe(refused.code).message(language()), "problem")
         return redirect(url_for("console.providers"), 303)
-    if state.word == CLOSED:
+    if state.word == CircuitState.CLOSED:
         flash(gettext("It was closed already; nothing was changed."), "done")
     else:
         flash(gettext("The breaker is closed; calls go to this provider again."), "done")

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 from flask_babel import gettext
 
-from aijobs.jobs.status import CANCELLED, FAILED, SUCCEEDED
+from aijobs.jobs.history import HistoryType
+from aijobs.jobs.status import JobState
 from aijobs.monitor.views import HistoryEntry, JobDetail, WorkerRow
 from aijobs.monitor.waits import due_at, enqueue_event, lease_expired
-from aijobs.outbox.models import DEAD, PUBLISHED
+from aijobs.outbox.models import OutboxState
 from aijobs.web.console.words import worker_name
 
 OVERDUE = timedelta(seconds=30)
@@ -46,7 +47,7 @@ def build_strip(detail: JobDetail, holder: WorkerRow | None, lease_grace: timede
     return _with_durations(stations)
 
 
-def last(detail: JobDetail, event_type: str) -> HistoryEntry | None:
+def last(detail: JobDetail, event_type: HistoryType) -> HistoryEntry | None:
     """The newest history row of a type."""
     return next((entry for entry in reversed(detail.history) if entry.type == event_type), None)
 
@@ -59,11 +60,11 @@ def _outbox(detail: JobDetail) -> Station:
     event, label = enqueue_event(detail), gettext("Outbox")
     if event is None:
         return Station("outbox", label, "gap", note=gettext("No event"))
-    if event.status == DEAD:
+    if event.status == OutboxState.DEAD:
         return Station("outbox", label, "failed", event.created_at, gettext("Dead"))
-    if event.status == PUBLISHED and event.published_at is None:
+    if event.status == OutboxState.PUBLISHED and event.published_at is None:
         return Station("outbox", label, "skipped")  # Its job was cancelled before it was sent.
-    if event.status == PUBLISHED or not _waits(detail):
+    if event.status == OutboxState.PUBLISHED or not _waits(detail):
         return Station("outbox", label, "done", event.created_at)
     if event.available_at > detail.read_at:
         return Station("outbox", label, "now", event.available_at, _next_attempt(detail))
@@ -77,7 +78,7 @@ def _broker(detail: JobDetail) -> Station:
     event, label = enqueue_event(detail), gettext("Broker")
     sent = event.last_sent_at or event.published_at if event else None
     if not _waits(detail):
-        reached = sent is not None or last(detail, "locked") is not None
+        reached = sent is not None or last(detail, HistoryType.LOCKED) is not None
         return Station("broker", label, "done" if reached else "skipped", sent)
     if sent is None or (event and event.available_at > detail.read_at):
         return Station("broker", label, "ahead")
@@ -89,7 +90,7 @@ def _broker(detail: JobDetail) -> Station:
 
 
 def _lease(detail: JobDetail, holder: WorkerRow | None, grace: timedelta) -> Station:
-    label, locked = gettext("Leased"), last(detail, "locked")
+    label, locked = gettext("Leased"), last(detail, HistoryType.LOCKED)
     if _waits(detail):
         return Station("leased", label, "ahead")
     if locked is None:
@@ -105,7 +106,7 @@ def _lease(detail: JobDetail, holder: WorkerRow | None, grace: timedelta) -> Sta
 
 
 def _answer(detail: JobDetail) -> Station:
-    label, saved = gettext("Answer saved"), last(detail, "output_saved")
+    label, saved = gettext("Answer saved"), last(detail, HistoryType.OUTPUT_SAVED)
     if saved is not None:
         return Station("answer", label, "done", saved.at)
     return Station("answer", label, "skipped" if detail.job.final else "ahead")
@@ -113,14 +114,14 @@ def _answer(detail: JobDetail) -> Station:
 
 def _result(detail: JobDetail) -> Station:
     job = detail.job
-    steps = {
-        SUCCEEDED: ("done", gettext("Result committed")),
-        FAILED: ("failed", gettext("Failed")),
-        CANCELLED: ("stopped", gettext("Cancelled")),
+    steps: dict[str, tuple[str, str]] = {
+        JobState.SUCCEEDED: ("done", gettext("Result committed")),
+        JobState.FAILED: ("failed", gettext("Failed")),
+        JobState.CANCELLED: ("stopped", gettext("Cancelled")),
     }
     step, label = steps.get(job.lifecycle_status, ("ahead", gettext("Result committed")))
     note = ""
-    if job.lifecycle_status == SUCCEEDED:
+    if job.lifecycle_status == JobState.SUCCEEDED:
         note = gettext("%(n)s artifacts", n=job.artifact_count)
     return Station("result", label, step, job.finished_at, note)
 

@@ -11,6 +11,7 @@ from flask_babel import lazy_pgettext as _lp
 
 from aijobs.definitions.definition import QUEUES
 from aijobs.ids import InstanceId
+from aijobs.jobs.history import HistoryType
 from aijobs.web.context import language, services
 
 WORDS: Mapping[str, Any] = {
@@ -180,7 +181,7 @@ def word(name: str) -> str:
 
 def event_word(name: str, error_code: str | None) -> str:
     """The words for a history row in the present language, else its type."""
-    if name == "lease_lost" and error_code is None:
+    if name == HistoryType.LEASE_LOST and error_code is None:
         return str(_LOST_UNCHARGED)
     return str(EVENT_WORDS.get(name, name))
 

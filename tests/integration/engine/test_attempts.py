@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from aijobs.canonical import canonical_hash
 from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
-from aijobs.outbox.models import PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxState
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.jobs import BACKGROUND_TYPE, race
 
@@ -65,7 +65,7 @@ def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(sta
     """Each is a round trip, and a worker's time: the greater part of a job where the work itself is waiting."""
     job_id = stage.kit.new_job({"output": {"said": "hello"}, "artifacts": 1}).id
     with stage.kit.database.transaction() as session:
-        session.execute(update(OutboxEvent).values(status=PUBLISHED))
+        session.execute(update(OutboxEvent).values(status=OutboxState.PUBLISHED))
     message = stage.message(job_id)
     stage.engine.close()  # The watcher asks too.
     with stage.kit.statements() as seen:

@@ -13,8 +13,9 @@ from sqlalchemy import update
 from aijobs.events import DomainEvent
 from aijobs.jobs.errors import LockLost
 from aijobs.jobs.lease import JobErrorInfo
+from aijobs.jobs.status import END_EVENTS
 from aijobs.logs import JOB_KEYS
-from aijobs.outbox.models import END_EVENTS, OutboxEvent
+from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.message import OutgoingMessage
 from aijobs.testing.memory_broker import MemoryBroker
 from aijobs.upkeep.dispatcher import OutboxDispatcher

@@ -20,7 +20,7 @@ from aijobs.ids import InstanceId
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
-from aijobs.outbox.models import END_EVENTS
+from aijobs.jobs.status import END_EVENTS
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings

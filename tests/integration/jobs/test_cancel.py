@@ -17,8 +17,8 @@ from aijobs.ids import new_id
 from aijobs.jobs.errors import CancelRequested, JobLockConflict, LifecycleError
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FINAL
-from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING
+from aijobs.jobs.status import END_EVENTS, FINAL
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, STUBBORN_TYPE, Kit, open_kit, race
 from tests.support.rows import build_job
@@ -27,7 +27,7 @@ ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
 
 
 def _end_events(kit: Kit, job_id: str) -> list[str]:
-    return [event.event_type for event in kit.events(job_id) if event.event_type != ENQUEUE]
+    return [event.event_type for event in kit.events(job_id) if event.event_type != OutboxEventType.ENQUEUE]
 
 
 @pytest.mark.parametrize("state", ["queued", "retrying"])
@@ -47,7 +47,7 @@ def test_waiting_job_is_cancelled_at_once_with_its_event_and_message(kit: Kit, s
         ("cancel_requested", "user:u1"),
         ("cancelled", "user:u1"),
     ]
-    assert not [event for event in kit.events(job_id) if event.status == PENDING]
+    assert not [event for event in kit.events(job_id) if event.status == OutboxState.PENDING]
     assert _end_events(kit, job_id) == ["ai.job.cancelled"]
     # The creator handed over the message of the queued job. That of the second attempt isn't sent yet.
     assert kit.broker.pending_count("ai-interactive") == sent - (1 if state == "queued" else 0)
@@ -190,7 +190,7 @@ def test_acknowledged_cancel_wins_over_every_other_write(live_kit: Kit, against:
                 "cancelled",
             ]
             assert types[-1] == "cancelled"
-        assert not [event for event in kit.events(job.id) if event.status == PENDING]
+        assert not [event for event in kit.events(job.id) if event.status == OutboxState.PENDING]
 
 
 def test_cancel_and_lock_at_once_cancel_the_job_or_leave_a_request(live_kit: Kit) -> None:

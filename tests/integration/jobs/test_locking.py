@@ -14,7 +14,7 @@ from aijobs.db.database import CommitUnknown
 from aijobs.jobs.errors import JobLockConflict
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJobSnapshot
-from aijobs.outbox.models import ENQUEUE, PENDING, PUBLISHED
+from aijobs.outbox.models import OutboxEventType, OutboxState
 from tests.support.jobs import BEGIN, Kit, race
 from tests.support.lost_commits import lose_commits
 
@@ -52,12 +52,12 @@ def test_lock_of_a_single_statement_whose_answer_was_lost_is_confirmed(
     assert lost == [when]
     assert kit.job(job_id).locked_by == lease.token
     assert kit.types(job_id) == ["created", "locked"]
-    assert [event.status for event in kit.events(job_id, ENQUEUE)] == [PUBLISHED]
+    assert [event.status for event in kit.events(job_id, OutboxEventType.ENQUEUE)] == [OutboxState.PUBLISHED]
 
 
 def test_unhindered_lock_is_one_statement_where_the_database_can(kit: Kit) -> None:
     job_id = kit.new_job().id
-    (event,) = kit.events(job_id, ENQUEUE)
+    (event,) = kit.events(job_id, OutboxEventType.ENQUEUE)
     with kit.statements() as seen:
         locked = kit.lifecycle.lock_job(job_id, "worker-1", event_id=event.id)
     assert locked.event_id == event.id
@@ -68,12 +68,12 @@ def test_unhindered_lock_is_one_statement_where_the_database_can(kit: Kit) -> No
 def test_event_of_an_earlier_attempt_locks_the_job_and_publishes_the_right_event(kit: Kit) -> None:
     """A late copy of the first message may arrive when the job waits for its second attempt."""
     lease = kit.running()
-    (first,) = kit.events(lease.job_id, ENQUEUE)
+    (first,) = kit.events(lease.job_id, OutboxEventType.ENQUEUE)
     kit.lifecycle.release(lease)
     locked = kit.lifecycle.lock_job(lease.job_id, "worker-2", event_id=first.id)
-    second = kit.events(lease.job_id, ENQUEUE)[-1]
+    second = kit.events(lease.job_id, OutboxEventType.ENQUEUE)[-1]
     assert (locked.job.attempt_no, locked.event_id) == (2, second.id)
-    assert second.status == PUBLISHED
+    assert second.status == OutboxState.PUBLISHED
 
 
 def test_lock_is_visible_at_once_and_lasts_a_minute(live_kit: Kit) -> None:
@@ -112,14 +112,14 @@ def test_lock_changes_its_own_columns_and_no_others(kit: Kit) -> None:
 
 def test_lock_marks_its_enqueue_event_published(kit: Kit) -> None:
     job_id = kit.new_job().id
-    assert [event.status for event in kit.events(job_id)] == [PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PENDING]
     lease = kit.lock(job_id)
     (event,) = kit.events(job_id)
-    assert (event.status, event.published_at, event.last_sent_at) == (PUBLISHED, BEGIN, None)
+    assert (event.status, event.published_at, event.last_sent_at) == (OutboxState.PUBLISHED, BEGIN, None)
     kit.lifecycle.release(lease)
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PENDING]
     kit.lock(job_id, "worker-2")
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PUBLISHED]
 
 
 @pytest.mark.parametrize("hint", ["its own", "of the attempt before", "of another job", "of nothing", None])
@@ -137,8 +137,8 @@ def test_lock_marks_its_own_event_even_if_the_message_names_another(kit: Kit, hi
     }[hint]
     locked = kit.lifecycle.lock_job(job_id, "worker-2", event_id=named)
     assert (locked.job.attempt_no, locked.event_id) == (2, asks.id)
-    assert [event.status for event in kit.events(job_id)] == [PUBLISHED, PUBLISHED]
-    assert [event.status for event in kit.events(other)] == [PENDING]
+    assert [event.status for event in kit.events(job_id)] == [OutboxState.PUBLISHED, OutboxState.PUBLISHED]
+    assert [event.status for event in kit.events(other)] == [OutboxState.PENDING]
 
 
 def test_confirmed_lock_returns_event_and_input(kit: Kit) -> None:
@@ -150,7 +150,7 @@ def test_confirmed_lock_returns_event_and_input(kit: Kit) -> None:
         assert locked.content is not None
         assert json.loads(locked.content)["calls"][0]["output"] == {"said": "this"}
         asked = kit.events(job_id)[-1]
-        assert (locked.event_id, asked.status) == (asked.id, PUBLISHED)
+        assert (locked.event_id, asked.status) == (asked.id, OutboxState.PUBLISHED)
         kit.lifecycle.release(lease_of(locked.job))
 
 
@@ -273,7 +273,7 @@ def test_job_that_nobody_holds_has_no_lease(sqlite_kit: Kit) -> None:
 def test_enqueue_event_of_a_new_job_is_due_after_a_second(kit: Kit) -> None:
     job = kit.new_job(user_id="somebody", priority=7)
     (event,) = kit.events(job.id)
-    assert (event.event_type, event.aggregate_type, event.aggregate_id) == (ENQUEUE, "AiJob", job.id)
+    assert (event.event_type, event.aggregate_type, event.aggregate_id) == (OutboxEventType.ENQUEUE, "AiJob", job.id)
     assert event.payload == {"jobId": job.id, "jobType": "synthetic", "queueName": "ai-interactive", "priority": 7}
     assert event.available_at == job.created_at + timedelta(seconds=1) == BEGIN + timedelta(seconds=1)
     assert event.dedupe_key == f"synthetic:somebody:j={job.id}:1"

@@ -14,8 +14,8 @@ from aijobs.ids import new_id
 from aijobs.jobs.errors import CancelRequested, IllegalTransition, JobGone, JobLockConflict, LifecycleError, LockLost
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.status import FINAL, OPEN
-from aijobs.outbox.models import END_EVENTS, ENQUEUE, PENDING, OutboxEvent
+from aijobs.jobs.status import END_EVENTS, FINAL, OPEN
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit
 
@@ -159,7 +159,7 @@ def _check_cell(kit: Kit, state: str, writer: str) -> None:
 
 def _check_row(kit: Kit, job: AiJob, *, event_left: bool) -> None:
     """Check what holds for a job in any state."""
-    ends = [event for event in kit.events(job.id) if event.event_type != ENQUEUE]
+    ends = [event for event in kit.events(job.id) if event.event_type != OutboxEventType.ENQUEUE]
     if job.lifecycle_status in FINAL:
         assert [event.event_type for event in ends] == [END_EVENTS[job.lifecycle_status]]
         assert (job.locked_by, job.locked_at, job.lock_until, job.next_attempt_at) == (None, None, None, None)
@@ -169,12 +169,14 @@ def _check_row(kit: Kit, job: AiJob, *, event_left: bool) -> None:
         assert job.finished_at is None
     assert (job.locked_by is None) == (job.lock_until is None) == (job.locked_at is None)
     waits = job.lifecycle_status in OPEN and job.locked_by is None
-    enqueues = kit.events(job.id, ENQUEUE)
+    enqueues = kit.events(job.id, OutboxEventType.ENQUEUE)
     cancelled_waiting = job.lifecycle_status == "cancelled" and kit.history(job.id)[-1].instance is None
     last = job.attempt_no + (1 if waits or cancelled_waiting else 0)
     assert [_attempt(event) for event in enqueues] == list(range(1, last + 1)), "one event an attempt"
     if not event_left:
-        assert [_attempt(event) for event in enqueues if event.status == PENDING] == ([last] if waits else [])
+        assert [_attempt(event) for event in enqueues if event.status == OutboxState.PENDING] == (
+            [last] if waits else []
+        )
 
 
 def _attempt(event: OutboxEvent) -> int:

@@ -20,7 +20,7 @@ from aijobs.errors import describe
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.service import CreateJobInput
-from aijobs.outbox.models import ENQUEUE, PUBLISHED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.presence import HEARTBEAT_PREFIX
 from aijobs.settings import Settings
@@ -92,7 +92,9 @@ class Site:
 
     def event_of(self, job_id: str) -> OutboxEvent:
         with self.services.database.read() as session:
-            query = select(OutboxEvent).where(OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == ENQUEUE)
+            query = select(OutboxEvent).where(
+                OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == OutboxEventType.ENQUEUE
+            )
             return session.execute(query).scalar_one()
 
     def history(self, job_id: str) -> list[str]:
@@ -322,7 +324,7 @@ def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
 def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServer) -> None:
     site.start("maintenance", AIJOBS_REDRIVE_S="1", AIJOBS_REDRIVE_DUE_S="1")
     job_id = site.create()
-    poll(lambda: site.event_of(job_id).status == PUBLISHED, what="the event is published")
+    poll(lambda: site.event_of(job_id).status == OutboxState.PUBLISHED, what="the event is published")
 
     valkey.flush()
     poll(lambda: site.event_of(job_id).redrives >= 1, what="the message is sent again")

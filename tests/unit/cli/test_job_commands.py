@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from aijobs.jobs.lease import lease_of
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import AuditLog
-from aijobs.outbox.models import COMPLETED, DEAD, ENQUEUE, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.wiring.services import Services
 from tests.support.rows import add, build_call, build_job, ended
 
@@ -151,12 +151,12 @@ def test_a_dead_end_event_is_requeued_and_a_dead_enqueue_event_is_not(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
     with services.database.transaction() as session:
-        session.execute(update(OutboxEvent).values(status=DEAD))
-        enqueue = session.scalars(select(OutboxEvent).where(OutboxEvent.event_type == ENQUEUE)).one()
+        session.execute(update(OutboxEvent).values(status=OutboxState.DEAD))
+        enqueue = session.scalars(select(OutboxEvent).where(OutboxEvent.event_type == OutboxEventType.ENQUEUE)).one()
         values = {c.name: getattr(enqueue, c.name) for c in OutboxEvent.__table__.columns}
-        end = OutboxEvent(**values | {"id": NO_JOB, "event_type": COMPLETED, "dedupe_key": "another"})
+        end = OutboxEvent(**values | {"id": NO_JOB, "event_type": OutboxEventType.COMPLETED, "dedupe_key": "another"})
         session.add(end)
-    assert aijobs("outbox", "requeue", NO_JOB) == (0, f"{COMPLETED} {NO_JOB} is pending again\n", "")
+    assert aijobs("outbox", "requeue", NO_JOB) == (0, f"{OutboxEventType.COMPLETED} {NO_JOB} is pending again\n", "")
     code, out, err = aijobs("outbox", "requeue", enqueue.id)
     assert (code, out) == (1, "")
     assert job_id in err

@@ -17,7 +17,7 @@ from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.service import CreateJobInput
 from aijobs.operators.models import Operator
-from aijobs.outbox.models import ENQUEUE, OutboxEvent, QueuePause
+from aijobs.outbox.models import OutboxEvent, OutboxEventType, QueuePause
 from aijobs.queues.message import JobMessage
 from aijobs.queues.presence import Presence
 from aijobs.settings import Settings
@@ -89,7 +89,7 @@ class Stage:
         with self.services.database.transaction() as session:
             session.execute(
                 update(OutboxEvent)
-                .where(OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == ENQUEUE)
+                .where(OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == OutboxEventType.ENQUEUE)
                 .values(status="published", published_at=utc_now(), last_sent_at=utc_now())
             )
 

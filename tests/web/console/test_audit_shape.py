@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from aijobs.cli import run
 from aijobs.operators.models import AuditLog
-from aijobs.outbox.models import COMPLETED, OutboxEvent
+from aijobs.outbox.models import OutboxEvent, OutboxEventType
 from tests.web.console.stage import Console, Stage
 
 Door = Callable[[str, str], int]
@@ -46,7 +46,9 @@ def _dead(stage: Stage) -> str:
     job_id = stage.succeeded()
     with stage.services.database.transaction() as session:
         event = session.scalars(
-            select(OutboxEvent).where(OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == COMPLETED)
+            select(OutboxEvent).where(
+                OutboxEvent.aggregate_id == job_id, OutboxEvent.event_type == OutboxEventType.COMPLETED
+            )
         ).one()
         session.execute(update(OutboxEvent).where(OutboxEvent.id == event.id).values(status="dead"))
         return event.id

@@ -9,10 +9,10 @@ import pytest
 from babel.messages.mofile import write_mo
 
 from aijobs.errors import CODES, Retried
-from aijobs.jobs.models import EVENT_TYPES
-from aijobs.jobs.status import PHASES
+from aijobs.jobs.history import HistoryType
+from aijobs.jobs.status import Phase
 from aijobs.operators.models import ROLES
-from aijobs.outbox.models import OUTBOX_STATUSES
+from aijobs.outbox.models import OutboxState
 from aijobs.web.console import catalogues
 from aijobs.web.console.words import EVENT_WORDS, WORDS
 from aijobs.web.explanations import FAILURES, WAITS, explain_failure
@@ -56,14 +56,14 @@ def test_chinese_is_chinese() -> None:
 
 
 def test_everything_that_code_stores_has_a_word() -> None:
-    for name in (*PHASES, *OUTBOX_STATUSES, *ROLES, "live", "late", "lost", "unknown", "user", "admin", "system"):
+    for name in (*Phase, *OutboxState, *ROLES, "live", "late", "lost", "unknown", "user", "admin", "system"):
         assert name in WORDS, name
-    assert set(EVENT_TYPES) == set(EVENT_WORDS)
+    assert set(HistoryType) == set(EVENT_WORDS)
 
 
 def test_every_row_of_a_history_has_its_mark_on_the_timeline() -> None:
     marks = set(re.findall(r'<symbol id="(\w+)"', (catalogues.CHECKOUT / "static/icons.svg").read_text("utf-8")))
-    assert set(EVENT_TYPES) <= marks
+    assert set(HistoryType) <= marks
 
 
 def test_every_code_that_a_job_may_end_with_is_explained() -> None:
