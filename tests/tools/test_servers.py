@@ -45,7 +45,7 @@ def test_missing_server_skips_at_home_and_fails_in_ci(monkeypatch: pytest.Monkey
     with pytest.raises(pytest.skip.Exception, match="mariadbd is missing"):
         skip_or_fail(missing)
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="every part must be there"):
+    with pytest.raises(pytest.fail.Exception, match="every server must be installed"):
         skip_or_fail(missing)
 
 
