@@ -293,8 +293,8 @@ class OutboxRepository:
         """End a claimed event that has no attempts left."""
         return self._mark(session, [event.id], holder, {"status": DEAD, "last_error": error[:300]})
 
-    def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
-        """Put claimed events back at once. Unless `counted`, the attempt doesn't count."""
+    def release_claims(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
+        """Make claimed events due again at once. Unless `counted`, the attempt doesn't count."""
         values: dict[str, Any] = {"status": PENDING}
         if not counted:
             values["attempt_count"] = OutboxEvent.attempt_count - 1

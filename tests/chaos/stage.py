@@ -67,12 +67,12 @@ class ThreadedRun(Run):
     """A run whose programs are started by many threads."""
 
     def __init__(self) -> None:
-        self._telling = threading.Lock()
+        self._ordering = threading.Lock()
         super().__init__()
 
-    def _tell(self, order: str) -> None:
-        with self._telling:
-            super()._tell(order)
+    def _order(self, order: str) -> None:
+        with self._ordering:
+            super()._order(order)
 
 
 class DurablePostgres(PostgresServer):

@@ -244,7 +244,7 @@ class Worker(Process):
 def _look(worker: Any) -> None:
     """A look as the watcher's own loop takes it: one try each, and what the database refuses is tried at the next."""
     with suppress(SQLAlchemyError):
-        worker.watcher.look()
+        worker.watcher.check()
 
 
 class World:
@@ -487,7 +487,7 @@ class World:
         worker = self.workers[seat] = Worker(self, seat, next(self._generations))
 
         def catch_up() -> None:
-            self.reaper.give_back_dead(worker.instance)
+            self.reaper.reap_dead(worker.instance)
             for queue in QUEUES:
                 self.redriver.run(queue, due_for=timedelta())
 

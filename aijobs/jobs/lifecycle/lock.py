@@ -57,10 +57,10 @@ class Locks(JobChanges):
     ) -> Locked:
         """Lock a due job for a new attempt; `JobLockConflict` if it can't be locked now.
 
-        In one statement: due, held by nobody, no cancel requested, and its queue not paused. `NotYourTurn` if its user
-        has a fair share of the queue already, and another user has a due job of `job_types` (any). `RunsAlone` if it is
-        a suspect and `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it;
-        with it one statement finds everything.
+        One statement checks that it is due, held by nobody, not to be cancelled, and that its queue isn't paused.
+        `AnotherUserNext` if the user has a fair share of the queue already, and another user has a due job of
+        `job_types` (None: any). `RunsAlone` if it is a suspect and `suspects` is false. `event_id`: the event that asks
+        for this attempt, if the message names it; it saves a statement.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
@@ -89,9 +89,9 @@ class Locks(JobChanges):
 
         return self._database.write(lock, confirm)
 
-    def put_behind(self, user_id: str, seconds: float) -> None:
+    def deprioritise(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
-        self._fair_share.put_behind(user_id, seconds)
+        self._fair_share.deprioritise(user_id, seconds)
 
     def find_held(self, lease: Lease, event_id: str | None) -> Locked | None:
         """Return the job that is held under `lease`, as `lock_job` did; None if the lease is lost."""
