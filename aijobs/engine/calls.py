@@ -150,12 +150,12 @@ class AttemptLedger:
         self._books.close_now(self._run)
 
 
-def _counts(told: GenerateAnswer | CallFacts) -> _Counts:
+def _counts(reported: GenerateAnswer | CallFacts) -> _Counts:
     """Prompt, completion and cached tokens as a provider counted them; None for each that can't be true.
 
     An answer is paid for whatever its counts say, and must not be lost to them.
     """
-    counts = (told.prompt_tokens, told.completion_tokens, told.cached_tokens)
+    counts = (reported.prompt_tokens, reported.completion_tokens, reported.cached_tokens)
     prompt, completion, cached = map(read_count, counts)
     if prompt is not None and cached is not None and cached > prompt:
         cached = None

@@ -24,7 +24,7 @@ _START = (
 )
 """With the parent's `sys.path`."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """The time between two checks whether a silent child still lives."""
 
 MOST_BYTES = 1_000_000
@@ -145,7 +145,7 @@ class Child:
         """Return its next message; None if it is dead, or if it sent no message."""
         try:
             # A fork made by the job's code may keep the connection open after the child's death.
-            while not self._connection.poll(LOOK_S):
+            while not self._connection.poll(POLL_S):
                 if self._process.poll() is not None and not self._connection.poll():
                     return None
             return json.loads(self._connection.recv_bytes(MOST_BYTES))

@@ -20,8 +20,8 @@ logger = get_logger(__name__)
 
 AGAIN_S = 1.0
 """The wait between two tries to write an end while the database is away."""
-BEHIND_S = 30.0
-"""How long a user whose job killed a child lets the jobs of others go first."""
+DEPRIORITISED_S = 30.0
+"""How long other users come first after a job of this user killed a child."""
 ORPHAN_S = 30
 """How long after an attempt's deadline its child ends by itself, if its parent hasn't killed it."""
 
@@ -53,7 +53,7 @@ class ChildAttempts:
         else:
             died = run.token.reason is None
             if died:  # The user's other jobs may be like it.
-                self._lifecycle.put_behind(run.job.user_id, BEHIND_S)
+                self._lifecycle.deprioritise(run.job.user_id, DEPRIORITISED_S)
             self._end_until_written(run, fresh)
         if run.outcome is Outcome.LOST:
             self._announce(run)

@@ -15,7 +15,7 @@ START_LIMIT_S = 60.0
 """A child that isn't ready by then is replaced."""
 START_PAUSE_S = 10.0
 """The wait after a start that failed."""
-LOOK_S = 0.05
+POLL_S = 0.05
 MOST = 2
 """Children of one process at a time: each takes as much memory as the process."""
 
@@ -54,14 +54,14 @@ class Children:
             self._wanted += 1
         try:
             while (child := self.take()) is None and time.monotonic() < ends:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             return child
         finally:
             with self._guard:
                 self._wanted -= 1
 
-    def give_back(self, child: Child, *, eager: bool) -> None:
-        """Take back a child from an attempt, and keep one. `eager`: keep all, and replace one that died."""
+    def release(self, child: Child, *, eager: bool) -> None:
+        """Return a child to the pool after an attempt. Keep one; if `eager`, keep all and replace a dead one."""
         with self._guard:
             self._lent.remove(child)
             if not child.is_gone and (eager or not self._idle):

@@ -37,7 +37,7 @@ class ExecutionEngine:
         self._trouble = DatabaseTrouble(logger, Outage(logger, "engine.database"), "engine.failed")
 
     def start(self) -> None:
-        """Begin to renew leases and to look for cancel requests and deadlines."""
+        """Start the watcher, which renews leases and handles cancel requests and deadlines."""
         self._watcher.start()
 
     def execute(self, message: JobMessage) -> Outcome:

@@ -99,7 +99,7 @@ def _trace(error: BaseException, seen: set[int]) -> Iterator[str]:
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[tuple[str, BaseException]]:
-    """Yield `error`, its cause, the cause of that and so on, each with the words that Python prints before the next."""
+    """Yield `error`, its cause, the cause of that and so on, each with the line that Python prints before the next."""
     link, each = "", error
     while each is not None and id(each) not in seen:
         seen.add(id(each))

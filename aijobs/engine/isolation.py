@@ -99,4 +99,4 @@ class Isolation:
             yield child
         finally:
             if child is not None:
-                self._children.give_back(child, eager=self.is_alarmed)
+                self._children.release(child, eager=self.is_alarmed)

@@ -75,7 +75,7 @@ class Moderation:
             run.token.sleep(wait)
 
     def _judge_or_fail(self, run: Run, texts: Sequence[str]) -> frozenset[str]:
-        """Turn an unavailable moderation into an error: a postponed job would buy its answer again at each return."""
+        """Convert an unavailable moderation to an error: a postponed job would buy its answer again in each attempt."""
         try:
             return self._judge(run, texts)
         except ProvidersBusy as busy:

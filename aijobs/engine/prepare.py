@@ -17,7 +17,7 @@ from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
 from aijobs.jobs.conditions import DUE_AT
-from aijobs.jobs.errors import JobLockConflict, NotYourTurn, RunsAlone
+from aijobs.jobs.errors import AnotherUserNext, JobLockConflict, RunsAlone
 from aijobs.jobs.history import WORKER
 from aijobs.jobs.lease import JobErrorInfo, Locked, lease_of
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
@@ -28,7 +28,7 @@ from aijobs.queues.message import JobMessage, OutgoingMessage
 
 logger = get_logger(__name__)
 
-TURNS = 5
+MAX_LOCK_ATTEMPTS = 5
 """Maximum lock attempts per message when fairness sends the worker to another user's job."""
 UNKNOWN_TYPE_PATIENCE = timedelta(hours=1)
 UNKNOWN_TYPE_REDRIVES = 3
@@ -72,7 +72,8 @@ class Prepare:
         try:
             locked = self._lock(message, suspects)
         except JobLockConflict as refused:
-            reason = "another user's turn" if isinstance(refused, NotYourTurn) else "held, final, not due, or paused"
+            is_other = isinstance(refused, AnotherUserNext)
+            reason = "another user is next" if is_other else "held, final, not due, or paused"
             logger.info("job.not_taken", reason=reason, **_fields(message))
             return None
         run = self.begin(locked)
@@ -96,22 +97,22 @@ class Prepare:
         """
         known = [definition.job_type for definition in self._registry.get_all()]
         wanted, is_back = message.job_id, False
-        for turn in range(1, TURNS + 1):
+        for lock_attempt in range(1, MAX_LOCK_ATTEMPTS + 1):
             try:
                 event_id = message.event_id if wanted == message.job_id else None
                 return self._lifecycle.lock_job(wanted, self._instance_id, known, event_id=event_id, suspects=suspects)
-            except NotYourTurn as refused:
+            except AnotherUserNext as refused:
                 if not is_back:
                     self._return_message(message)
                     is_back = True
-                if turn == TURNS:
+                if lock_attempt == MAX_LOCK_ATTEMPTS:
                     raise
                 wanted = refused.instead
             except (JobLockConflict, RunsAlone):
-                if wanted == message.job_id or turn == TURNS:
+                if wanted == message.job_id or lock_attempt == MAX_LOCK_ATTEMPTS:
                     raise
                 wanted = message.job_id  # Another worker locked the other job first.
-        raise AssertionError("unreachable: the last turn returns or raises")
+        raise AssertionError("unreachable: the last lock attempt returns or raises")
 
     def _return_message(self, message: JobMessage) -> None:
         with self._database.read() as session:

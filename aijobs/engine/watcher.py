@@ -84,13 +84,13 @@ class Watcher:
             self._thread.join(timeout=5)
 
     def _loop(self) -> None:
-        look_at = 0.0
+        check_at = 0.0
         while not self._closing.wait(self._watch_s / 5):
             try:
-                if time.monotonic() < look_at and not self._hinted():
+                if time.monotonic() < check_at and not self._hinted():
                     continue
-                look_at = time.monotonic() + self._watch_s
-                self.look()
+                check_at = time.monotonic() + self._watch_s
+                self.check()
                 self._trouble.worked()
             except Exception as error:
                 self._trouble.failed(error)
@@ -100,8 +100,8 @@ class Watcher:
         ids = [run.lease.job_id for run in self._active.all() if not run.ended.is_set()]
         return bool(ids) and bool(self._hints.find_cancel_hints(ids))
 
-    def look(self) -> None:
-        """Look at each active run once. A fault with one run keeps no other lease from being renewed."""
+    def check(self) -> None:
+        """Check each active run once. An error with one run doesn't stop the renewal of other leases."""
         runs = self._active.all()
         self._forget_all_but(runs)
         live = [run for run in runs if not run.ended.is_set()]
@@ -143,7 +143,7 @@ class Watcher:
     def stop(self, run: Run, reason: str) -> None:
         """End a run that is cancelled or out of time, whether or not its code has returned.
 
-        Tries once and waits for nobody: other runs need the watcher too, and its next look tries again.
+        Tries once and doesn't wait, because other runs need the watcher too. The next check tries again.
         """
         run.token.cancel(reason)
         self._ending.end(run, Cancelled() if reason == CANCELLED else TimedOut(), wait=0, tries=1)
@@ -183,7 +183,7 @@ class Watcher:
         if run.ended.is_set() or (holder is not None and holder.succeeded_as == run.lease.attempt_no):
             return  # Its own success is committed, and its code is about to end it.
         if holder is None or holder.token != run.lease.token:
-            self._ending.end(run, Lost(), wait=0)  # If another thread is ending it, the next look sees it ended.
+            self._ending.end(run, Lost(), wait=0)  # If another thread is ending it, the next check sees it ended.
         elif holder.asked_to_cancel:
             self.stop(run, CANCELLED)
 
@@ -194,10 +194,10 @@ class Watcher:
         if not run.end_lock.acquire(blocking=False):
             return  # It is being ended. The transaction holds the row, so the reaper can't take the lease either.
         try:
-            # If it fails, the next look tries again. A child that projects holds the row for long: don't wait for it.
+            # If it fails, the next check tries again. A child that projects holds the row for long: don't wait for it.
             self._lifecycle.extend_lock(run.lease, tries=1, waits=run.child is None)
         except LifecycleError:
-            return  # Lost or just ended: the next look compares holders and finds out.
+            return  # Lost or just ended: the next check compares holders and finds out.
         finally:
             run.end_lock.release()
         self._renewed[token] = now

@@ -17,7 +17,7 @@ class JobLockConflict(LifecycleError):
     """The job can't be locked or changed now: another worker holds it, it isn't due, or its queue is paused."""
 
 
-class NotYourTurn(JobLockConflict):
+class AnotherUserNext(JobLockConflict):
     """The job's user has a fair share of the queue, and another user's job, `instead`, is next."""
 
     def __init__(self, job_id: str, instead: str) -> None:

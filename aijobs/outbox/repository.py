@@ -32,6 +32,7 @@ _BY_KEY = select(OutboxEvent.id, OutboxEvent.status).where(OutboxEvent.dedupe_ke
 _UNSENT = or_(
     OutboxEvent.status == constant(OutboxState.PENDING), OutboxEvent.status == constant(OutboxState.PROCESSING)
 )
+_PUBLISHED = constant(OutboxState.PUBLISHED)
 _THE_UNSENT = and_(OutboxEvent.id == bindparam("of_id"), _UNSENT)
 
 
@@ -318,8 +319,8 @@ class OutboxRepository:
         """End a claimed event that has no attempts left."""
         return self._mark(session, [event.id], holder, {"status": OutboxState.DEAD, "last_error": error[:300]})
 
-    def give_back(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
-        """Put claimed events back at once. Unless `counted`, the attempt doesn't count."""
+    def release_claims(self, session: Session, event_ids: Collection[str], holder: str, *, counted: bool) -> int:
+        """Make claimed events due again at once. Unless `counted`, the attempt doesn't count."""
         values: dict[str, Any] = {"status": OutboxState.PENDING}
         if not counted:
             values["attempt_count"] = OutboxEvent.attempt_count - 1

@@ -153,7 +153,7 @@ class OutboxDispatcher:
         return len(events) - self._deliver(events, jobs, holder)
 
     def _deliver(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
-        """Deliver claimed events. Return the number put back because the broker refuses their queue."""
+        """Deliver claimed events. Return the number released because the broker refuses their queue."""
         enqueues = [e for e in events if e.event_type == OutboxEventType.ENQUEUE and e.aggregate_id in jobs]
         unknown = [e for e in events if e.event_type not in tuple(OutboxEventType)]
         rest = [e for e in events if e not in enqueues and e not in unknown]
@@ -164,28 +164,28 @@ class OutboxDispatcher:
         return self._send(enqueues, jobs, holder)
 
     def _send(self, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> int:
-        """Send the events of each queue apart. Return the number that was put back."""
+        """Send the events of each queue separately. Return the number of released events."""
         waiting: dict[str, list[OutboxEvent]] = {}
         for event in events:
             waiting.setdefault(jobs[event.aggregate_id].queue_name, []).append(event)
-        given_back = 0
+        released = 0
         while waiting:
             queue_name, of_queue = waiting.popitem()
             try:
                 self._send_to(queue_name, of_queue, jobs, holder)
             except BrokerUnavailable as error:
-                # No failure of the events: put them back uncounted. The queue or the cycle waits.
+                # The events are not at fault, so their attempts don't count. The queue or the cycle waits.
                 refused = error.state == REFUSED
                 ids = [e.id for each in ([of_queue] if refused else [of_queue, *waiting.values()]) for e in each]
-                self._give_back(ids, holder)
+                self._release_claims(ids, holder)
                 if not refused:
                     raise
-                given_back += len(ids)
+                released += len(ids)
                 self._queues.setdefault(queue_name, _Queue(queue_name)).refused(error)
-        return given_back
+        return released
 
-    def _give_back(self, event_ids: Sequence[str], holder: str) -> None:
-        self._database.write(lambda s: self._outbox.give_back(s, event_ids, holder, counted=False))
+    def _release_claims(self, event_ids: Sequence[str], holder: str) -> None:
+        self._database.write(lambda s: self._outbox.release_claims(s, event_ids, holder, counted=False))
 
     def _send_to(self, queue_name: str, events: Sequence[OutboxEvent], jobs: Mapping[str, AiJob], holder: str) -> None:
         by_id = {event.id: event for event in events}
@@ -237,7 +237,7 @@ class OutboxDispatcher:
     def _release(self, event: OutboxEvent) -> int:
         holder = event.locked_by or ""
         if event.attempt_count < MAX_ATTEMPTS:
-            return self._database.write(lambda s: self._outbox.give_back(s, [event.id], holder, counted=True))
+            return self._database.write(lambda s: self._outbox.release_claims(s, [event.id], holder, counted=True))
         return self._bury(event, holder, "DISPATCH_FAILED: dispatcher lost")
 
     def _bury(self, event: OutboxEvent, holder: str, reason: str) -> int:

@@ -1,7 +1,7 @@
-"""How each pass last went, for whoever watches: a duty that isn't done looks like one that has nothing to do.
+"""The result of each pass's last run, for the console. Without it, a pass that doesn't run looks like an idle one.
 
-A round went well if it came to its end. A row that it could do nothing about has a line in the log, and its next round.
-A round that takes long notes its progress: it goes well so far.
+A run succeeded if it returned, even if it skipped rows: those have a line in the log and are tried in the next run.
+A long run records its progress as success.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aijobs.jobs.models import NOTE_S, PassRun
 from aijobs.logs import Outage, fault, get_logger
 
 _PROBE = "write_probe"
-"""The row that processes write to find out whether they can."""
+"""The row that processes write to check that the database accepts writes."""
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def probe_writes(clock: Clock) -> Callable[[Session], None]:
-    """A unit of work that writes one small row, which is no pass's."""
+    """Return a unit of work that writes one small row, which belongs to no pass."""
     note = update(PassRun).where(PassRun.name == _PROBE).values(succeeded_at=clock.now())
 
     def write(session: Session) -> None:
@@ -42,7 +42,7 @@ def probe_writes(clock: Clock) -> Callable[[Session], None]:
 
 
 class PassLog:
-    """One process's notes, in one row a pass. All processes write to the same: a duty is done by whoever does it."""
+    """Records the results of passes: one row for each pass, which all processes share."""
 
     def __init__(self, database: Database, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._database, self._clock, self._monotonic = database, clock, monotonic
@@ -52,7 +52,7 @@ class PassLog:
         self._outage = Outage(logger, "pass_log.database")
 
     def run(self, name: str, every_s: float, action: Callable[[], T]) -> T:
-        """What `action` answers, once it is noted how it went; what it raises goes on to the caller."""
+        """Run `action` and record success or failure. Return its result, or raise its error."""
         try:
             result = action()
         except Exception as error:
@@ -62,10 +62,10 @@ class PassLog:
         return result
 
     def progress(self, name: str, every_s: float) -> Callable[[], None]:
-        """Return what a round calls after each of its steps. Failures that were noted stand until a round ends well."""
-        return partial(self._go_on, name, every_s)
+        """Return a function for a run to call after each step. The count of failures stays until a run succeeds."""
+        return partial(self._record_progress, name, every_s)
 
-    def _go_on(self, name: str, every_s: float) -> None:
+    def _record_progress(self, name: str, every_s: float) -> None:
         with self._guard:
             now, last = self._monotonic(), self._noted_at.get(name)
             if last is not None and now - last < NOTE_S:
@@ -74,7 +74,7 @@ class PassLog:
         self._try_to_write(name, every_s, succeeded_at=self._clock.now())
 
     def _note(self, name: str, every_s: float, error: str | None) -> None:
-        """Write it down where it is news, or the last note is old; a note that can't be written harms no pass."""
+        """Write the result if it differs from the last one, or the row is old. Never raises a database error."""
         with self._guard:
             before = self._failures.get(name, 0)
             failures = self._failures[name] = before + 1 if error is not None else 0
@@ -93,7 +93,7 @@ class PassLog:
             self._write(name, round(every_s * 1000), values)
         except SQLAlchemyError as trouble:
             with self._guard:
-                self._noted_at.pop(name, None)  # The next round writes it.
+                self._noted_at.pop(name, None)  # The next run writes it.
             self._outage.failed(trouble)
         else:
             self._outage.worked()

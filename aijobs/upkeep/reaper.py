@@ -50,7 +50,7 @@ class LockReaper:
         """Take every lease that was not renewed for lease and grace. Return their number."""
         return sum(self._take(batch, at_once=False) for batch in self._expired())
 
-    def give_back_dead(self, observer: InstanceId) -> int:
+    def reap_dead(self, observer: InstanceId) -> int:
         """Take at once the leases of dead processes on the observer's host. Return their number."""
         return sum(self._take(batch, at_once=True) for batch in self._held_by_dead(observer))
 

@@ -42,7 +42,7 @@ def build_job_crew(
             Thread(target=load_client, name="load-client", daemon=True).start()
 
     def take_over() -> None:
-        if reaper.give_back_dead(instance):
+        if reaper.reap_dead(instance):
             engine.alarm()
 
     def drain(grace_s: float) -> None:
@@ -96,7 +96,7 @@ def build_maintenance_crew(services: Services) -> Crew:
         ),
         asked=presence.asked,
         start=presence.start,
-        catch_up=(lambda: reaper.give_back_dead(instance),),
+        catch_up=(lambda: reaper.reap_dead(instance),),
         drain=lambda grace_s: presence.leave(),
     )
 

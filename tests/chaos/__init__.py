@@ -1,18 +1,18 @@
-"""Chaos: the whole system as real processes, work and faults by a seed, and a verdict on the promises at the end.
+"""Chaos: the whole system as real processes, actions and faults from a seed, and a verdict on the promises at the end.
 
-plan        the sequence of actions and faults that a seed stands for
-stage       servers, consumers and web as processes, and the supervisor that restarts what dies
-consumer    what a consumer process runs: crash points and the ledger, then Huey's own consumer
-web         the same for the web process
-crashes     named points at which a process ends itself when it was told to
-ledger      every provider call, written by the worker before it and after it
-provider    a server to call, good and bad by each job's script, and its bill
-chaos_job   a job type with a prompt, brought in as a plug-in, whose provider is in the worker's process
-served_job  the same with a server for its provider
-driver      performs the actions, and keeps what was promised for each
+plan        the sequence of actions and faults of a seed
+stage       servers, consumers and web as processes, and the supervisor that restarts them
+consumer    the program of a consumer process: crash points and ledger around Huey's consumer
+web         the program of the web process
+crashes     named points at which an armed process ends itself
+ledger      the workers' file with a line before and after each provider call
+provider    the provider's server, which answers by each job's script and keeps a bill
+chaos_job   a job type from a plug-in, whose provider runs in the worker's process
+served_job  the same with a server as its provider
+driver      performs the actions and records the answers
 faults      performs the faults
-evidence    what database, ledger and bill hold at the end
-verdict     compares them with the promises
-accounts    compares usage rows with the ledger and with the server's bill
-report      the summary, and a job's timeline
+evidence    the contents of database, ledger and bill at the end
+verdict     compares the evidence with the promises
+accounts    compares usage rows with ledger and bill
+report      the summary of a run and the timeline of a job
 """

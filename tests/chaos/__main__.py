@@ -31,20 +31,20 @@ from tests.chaos.stage import SERVERS, Stage
 from tests.chaos.verdict import Broken, judge, judge_report, judge_roles
 from tests.support.servers import ServerMissing
 
-SETTLE_S = 45.0
-SETTLE_PER_JOB_S = 0.5
-"""By when everything must have ended once nothing breaks any more: a machine may have been given too much to do."""
+RECOVERY_S = 45.0
+RECOVERY_PER_JOB_S = 0.5
+"""How soon after the last fault everything must have ended: a fixed time, and more for each open job."""
 CHECK_EVERY_S = 5.0
 SHOWN_JOBS = 5
 MEANWHILE = replace(Bounds(), undelivered=timedelta(minutes=5), lease_lost=timedelta(minutes=5))
-"""While everything dies again and again, and the broker is away for half of the time, a pass takes longer; what
-takes longer than this is stuck. After the last fault no time is given at all."""
+"""Longer limits for the check during the run, because processes die all the time and the broker is often away. The
+check after the last fault allows no delay."""
 AFTERWARDS = 1_000_000
 EXIT_MISSING = 3
 
 
 class Game:
-    """One run on one stage."""
+    """One run of a plan on a stage."""
 
     def __init__(self, stage: Stage, plan: Plan, kind: str) -> None:
         self.stage, self.plan, self.kind = stage, plan, kind
@@ -54,9 +54,9 @@ class Game:
         self.times: dict[str, float] = {}
 
     def play(self) -> None:
-        """Actions and faults by the plan, then health, then the verdict."""
+        """Perform the plan, wait until everything has ended, and judge."""
         self._timed("chaos", self._perform)
-        self._timed("settling", self._settle)
+        self._timed("recovery", self._recover)
         self._timed("verdict", self._judge)
 
     def _timed(self, name: str, part: Callable[[], None]) -> None:
@@ -84,17 +84,17 @@ class Game:
             future.result()
 
     def _check_meanwhile(self) -> None:
-        """The promises are always true, in the middle of it all too."""
+        """Check that the promises hold during the run too."""
         try:
             report = Check(self.driver.database, self.driver.services.clock, None, MEANWHILE).run()
         except DBAPIError:
-            return  # The database is among what breaks.
+            return  # The database is one of the fault targets.
         self.broken += judge_report(report, "in the middle")
 
-    def _settle(self) -> None:
+    def _recover(self) -> None:
         self.faults.heal()
         self.stage.wait_until_ready()
-        seconds = SETTLE_S + SETTLE_PER_JOB_S * count_open(self.driver.database).get("jobs", 0)
+        seconds = RECOVERY_S + RECOVERY_PER_JOB_S * count_open(self.driver.database).get("jobs", 0)
         ends = time.monotonic() + seconds
         while still := count_open(self.driver.database):
             if time.monotonic() > ends:
@@ -106,7 +106,7 @@ class Game:
         job_id = self.driver.create_afterwards(AFTERWARDS)
         while count_open(self.driver.database):
             if time.monotonic() > ends:
-                self.broken.append(Broken("a job made after it all does not end", (job_id,)))
+                self.broken.append(Broken("a job created after the last fault does not end", (job_id,)))
                 return
             self.faults.thaw()
             time.sleep(0.05)
@@ -116,7 +116,7 @@ class Game:
         still = count_open(services.database)
         self.evidence = gather(services.database, self.stage.crash_folder / "ledger", self.stage.provider.bill)
         self.broken += judge_roles(self.stage.roles)
-        if still:  # What still moves can't be held against itself.
+        if still:  # Open jobs can't be judged yet.
             if not self.broken:
                 self.broken.append(Broken(f"open again after all had ended: {still}"))
             return
@@ -130,7 +130,7 @@ class Game:
         self.broken += judge(self.evidence, self.driver.book, database_faults=database_faults)
 
     def summary(self) -> str:
-        """What happened, on one screen."""
+        """Return the summary of the run."""
         folder, book = self.stage.crash_folder, self.driver.book
         died = count_crashes(read_lines(folder / crashes.CRASHES))
         dropped = len(read_lines(folder / DROPPED))
@@ -138,7 +138,7 @@ class Game:
         return summary(self.plan, self.kind, book, self.faults, died, dropped, self.evidence, outputs, self.times)
 
     def complaint(self) -> str:
-        """What is broken, with the timelines of the first jobs."""
+        """Return the list of broken promises, with the timelines of the first jobs."""
         lines = [f"BROKEN  {broken.what}  {', '.join(broken.job_ids[:3])}" for broken in self.broken]
         job_ids = list(dict.fromkeys(job_id for broken in self.broken for job_id in broken.job_ids))
         shown = [timeline(self.evidence, self.driver.book, job_id) for job_id in job_ids[:SHOWN_JOBS]]
@@ -146,7 +146,7 @@ class Game:
 
 
 def keep(stage: Stage, plan: Plan, text: str, folder: Path | None) -> Path:
-    """Copy what explains a failure out of the run's own folder, which goes with it."""
+    """Copy logs, plan and report out of the run's temporary folder; return the new folder."""
     kept = Path(tempfile.mkdtemp(prefix=f"aijobs-chaos-{plan.seed}-", dir=folder))
     for source in stage.crash_folder.iterdir():
         shutil.copy(source, kept)
@@ -161,7 +161,7 @@ def keep(stage: Stage, plan: Plan, text: str, folder: Path | None) -> Path:
 
 
 def run(kind: str, plan: Plan, folder: Path | None) -> int:
-    """One run; its exit code."""
+    """Perform one run and return the exit code."""
     begin = time.monotonic()
     provider = Provider({action.create.number: action.create for action in plan.actions}.values())
     with provider, Stage(kind, provider) as stage:
@@ -172,7 +172,7 @@ def run(kind: str, plan: Plan, folder: Path | None) -> int:
             game.play()
         except BaseException as error:
             kept = keep(stage, plan, f"{type(error).__name__}: {error}", folder)
-            print(f"seed {plan.seed} on {kind}: the run itself failed; logs in {kept}", file=sys.stderr)
+            print(f"seed {plan.seed} on {kind}: the run failed before its verdict; logs in {kept}", file=sys.stderr)
             raise
         finally:
             game.driver.close()
@@ -192,15 +192,15 @@ def run(kind: str, plan: Plan, folder: Path | None) -> int:
 
 
 def main() -> int:
-    """Read the command line and run."""
+    """Parse the arguments and perform one run."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--database", choices=tuple(SERVERS), default="sqlite")
-    parser.add_argument("--seed", type=int, help="the sequence of actions and faults; one at random without it")
+    parser.add_argument("--seed", type=int, help="the sequence of actions and faults; default: random")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=None)
     length.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--keep", type=Path, help="a folder for the logs, also of a run that kept every promise")
-    parser.add_argument("--plan", action="store_true", help="print the sequence, and do nothing")
+    parser.add_argument("--keep", type=Path, help="a folder for the logs, even of a successful run")
+    parser.add_argument("--plan", action="store_true", help="print the sequence and exit")
     given = parser.parse_args()
     seconds = given.seconds if given.seconds is not None else 60 * (given.minutes or 1)
     seed = given.seed if given.seed is not None else random.randrange(1_000_000)

@@ -1,5 +1,6 @@
-"""The books: usage rows held against what workers wrote of each call, and against the bill of the server that they
-called. Each rule yields what is broken, and by which jobs.
+"""Rules that compare usage rows with the workers' ledger and with the provider's bill.
+
+Each rule yields the broken promises with their jobs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.chaos.provider import NAME, Billed
 
 
 def judge_accounts(evidence: Evidence) -> Iterator[Broken]:
-    """Everything in which the books don't agree."""
+    """Yield every difference between usage rows, ledger and bill."""
     yield from _ledger_against_rows(evidence)
     yield from _bill_against_rows(evidence)
     yield from _rows_against_bill(evidence)
@@ -40,7 +41,7 @@ def _ledger_against_rows(evidence: Evidence) -> Iterator[Broken]:
 
 
 def _bill_against_rows(evidence: Evidence) -> Iterator[Broken]:
-    """Each request that reached the server is one usage row's, and about that job's notes."""
+    """Check that each request on the bill belongs to one usage row, and to that job's notes."""
     rows = evidence.rows
     for usage_id, times in Counter(billed.usage_id for billed in evidence.bill).items():
         row = rows.get(usage_id or "")
@@ -60,7 +61,7 @@ def _bill_against_rows(evidence: Evidence) -> Iterator[Broken]:
 
 
 def _rows_against_bill(evidence: Evidence) -> Iterator[Broken]:
-    """What a row says of a call is what the server says of it; a row that says less is honest too."""
+    """Check that what a row says about a call agrees with the bill. A row may say less."""
     by_row = {billed.usage_id: billed for billed in evidence.bill}
     for row in evidence.rows.values():
         if row.provider == NAME:
@@ -88,7 +89,7 @@ def _differences(row: AiUsageLog, billed: Billed | None) -> Iterator[str]:
 
 
 def _bought_once(evidence: Evidence) -> Iterator[Broken]:
-    """No later attempt went to the server once an answer was saved, by the server's own log."""
+    """Check on the bill that no attempt called the server after an answer was saved."""
     rows, asked = evidence.rows, defaultdict(list)
     for billed in evidence.bill:
         if row := rows.get(billed.usage_id or ""):

@@ -1,4 +1,4 @@
-"""What a verdict consists of."""
+"""The type of which a verdict is a list."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job type whose input scripts its provider's answers and its projector, brought in as a plug-in would be.
+"""A job type whose input scripts its provider and its projector, loaded as a plug-in.
 
-In: how many items, what each attempt's provider call does, and at which attempts the projector raises. Out: the items.
-Leaves: one Flashcard row an item, so that a result that came twice, or half, can be seen.
+Input: the number of items, the provider call of each attempt, and the attempts in which the projector raises. Output:
+the items. Artifacts: one Flashcard row per item, so that a duplicate or partial result is visible.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ ARTIFACT_TYPE = "Item"
 
 
 class ProviderCall(BaseModel):
-    """What the provider does in one attempt: it takes its time, then fails with a code, or answers."""
+    """The script of the provider in one attempt: wait, then fail with a code, or answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     sleep_ms: int = Field(0, ge=0, le=60_000)
     raise_: str | None = Field(None, alias="raise")
     dies: bool = False
-    """It takes its process with it."""
+    """The worker process is killed during the call."""
     garbled: bool = False
-    """The answer is no JSON."""
+    """The answer isn't JSON."""
 
 
 class Input(BaseModel):
-    """The script; the last call is repeated."""
+    """The script; later attempts use the last call again."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     items: int = Field(ge=1, le=20)
     calls: list[ProviderCall] = Field(min_length=1)
     projector_raises: list[int] = Field(default_factory=list)
-    """The attempts whose projection fails after its rows were written."""
+    """The attempts in which the projector raises after writing its rows."""
 
 
 class Output(BaseModel):
-    """The items, and what the projector needs of the script."""
+    """The items and the projector's part of the script."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -56,7 +56,7 @@ class Output(BaseModel):
 
 
 def answer(job_input: Mapping[str, Any], call: Mapping[str, Any]) -> str:
-    """The provider's text for one call."""
+    """Return the provider's text for one call."""
     if call.get("garbled"):
         return "I am sorry, here is your list:"
     items = [f"item {n}" for n in range(job_input["items"])]
@@ -64,12 +64,12 @@ def answer(job_input: Mapping[str, Any], call: Mapping[str, Any]) -> str:
 
 
 class ItemProjector:
-    """Writes the items, and then fails where the script says so."""
+    """Writes the items, and then raises if the script says so."""
 
     key = "chaos"
 
     def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
-        """One row an item."""
+        """Write one row per item."""
         rows = [
             Flashcard(
                 user_id=job.user_id,
@@ -99,7 +99,7 @@ PROJECTOR = ItemProjector()
 DEFINITION = d.JobDefinition(
     job_type=JOB_TYPE,
     metadata=d.Metadata(
-        label="Chaos", description="Does what its input says, with a provider.", domain="maintenance", version="1"
+        label="Chaos", description="Runs the script in its input with a provider.", domain="maintenance", version="1"
     ),
     queue=d.Queue("ai-interactive", 40),
     execution=d.Execution(

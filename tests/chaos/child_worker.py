@@ -1,4 +1,4 @@
-"""The child of a chaos run's consumer. It passes no crash point: its death would be charged."""
+"""The child process of a chaos consumer. It has no crash points, because its death would be charged to the job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.chaos.crashes import CrashPoints
 
 
 def main(end: int, lifeline: int) -> NoReturn:
-    """Be the child whose ends of connection and lifeline these are."""
-    from tests.chaos.consumer import install_books
+    """Run the child on these file descriptors of connection and lifeline."""
+    from tests.chaos.consumer import install_recorder
 
     folder = Path(os.environ["CHAOS_FOLDER"])
-    install_books(CrashPoints(folder / "none", "suspect"), folder)
+    install_recorder(CrashPoints(folder / "none", "suspect"), folder)
     child_worker.main(end, lifeline)

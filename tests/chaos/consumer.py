@@ -1,6 +1,6 @@
-"""`python -m tests.chaos.consumer aijobs.workers.QUEUE …`: Huey's own consumer, in a process that can be told to die.
+"""`python -m tests.chaos.consumer aijobs.workers.QUEUE …`: Huey's consumer in a process with crash points.
 
-`CHAOS_FOLDER` holds armed crash points and the ledger, `CHAOS_NAME` is the process's name.
+`CHAOS_FOLDER` contains the armed crash points and the ledger, `CHAOS_NAME` is the name of the process.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from tests.chaos.faults import DROP_MARK, DROP_SHARE, DROPPED
 from tests.chaos.provider import with_row
 
 BACKOFF_SHARE = 4
-"""Waits before a takeover are constants of the queues, for leases of a minute: ours are shorter, and so are they."""
+"""Divides the queues' waits before a takeover, which fit leases of a minute; the leases here are shorter."""
 PROBE_LEASE = timedelta(seconds=5)
 """How long a breaker waits for a probe whose worker died; in production four times as long."""
 
 
-class Books:
-    """Stands before the providers and keeps the books; answers the chaos type's calls by their script."""
+class Recorder:
+    """Wraps the providers, records each call in the ledger, and answers the calls of the chaos type by their script."""
 
     def __init__(self, points: CrashPoints, path: Path) -> None:
         self._points, self._path = points, path
         self._at_work = threading.local()
 
     def remember(self, original: Callable[..., Any], execute: Execute, run: Run, resolved: Any) -> Any:
-        """Wraps `Execute.execute`: whose call the provider's next one in this thread is."""
+        """Wrap `Execute.execute`: remember the attempt of this thread's provider calls."""
         self._at_work.run = run
         return original(execute, run, resolved)
 
     def ask(self, original: Callable[..., Any], provider: AiProvider, request: GenerateRequest, token: Any) -> Any:
-        """Wraps `generate` of a provider. What goes to a server says under which usage row, for the server's books."""
+        """Wrap `generate` of a provider. A prompt for a server gets the id of its usage row, for the server's bill."""
         run: Run = self._at_work.run
         assert run.call is not None, "a provider was asked before the usage row was there"
         whose = {"usage": run.call.usage_id, "job": run.lease.job_id, "attempt": run.lease.attempt_no}
@@ -91,12 +91,12 @@ class Books:
 
 
 def wait_less_for_a_probe(original: Callable[..., Any], breaker: CircuitBreaker, scope: str) -> Any:
-    """Wraps `CircuitBreaker.admit`."""
+    """Wrap `CircuitBreaker.admit`."""
     return original(breaker, scope, PROBE_LEASE)
 
 
 def lose_messages(folder: Path) -> Callable[..., Any]:
-    """Wraps `QueueStorage.dequeue`: while the driver drops messages, some that were popped never arrive."""
+    """Return a wrapper of `QueueStorage.dequeue` that loses some popped messages while the driver drops messages."""
 
     def dequeue(original: Callable[..., Any], storage: QueueStorage) -> bytes | None:
         data: bytes | None = original(storage)
@@ -108,17 +108,17 @@ def lose_messages(folder: Path) -> Callable[..., Any]:
     return dequeue
 
 
-def install_books(points: CrashPoints, folder: Path) -> None:
-    """Keep the books in this process, and answer the chaos type's calls."""
-    books = Books(points, folder / "ledger")
-    crashes.wrap(Execute, "execute", books.remember)
-    crashes.wrap(LocalProvider, "generate", books.ask)
-    crashes.wrap(OpenAiCompatibleProvider, "generate", books.ask)
+def install_recorder(points: CrashPoints, folder: Path) -> None:
+    """Record the provider calls of this process, and answer those of the chaos type."""
+    recorder = Recorder(points, folder / "ledger")
+    crashes.wrap(Execute, "execute", recorder.remember)
+    crashes.wrap(LocalProvider, "generate", recorder.ask)
+    crashes.wrap(OpenAiCompatibleProvider, "generate", recorder.ask)
     crashes.wrap(CircuitBreaker, "admit", wait_less_for_a_probe)
 
 
 def main() -> None:
-    """Install what a chaos run needs in this process, then be a consumer."""
+    """Install crash points and ledger in this process, then run the consumer."""
     folder, name = Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"]
     points = CrashPoints(folder, name)
     child.MODULE = child_worker.__name__
@@ -130,7 +130,7 @@ def main() -> None:
         crashes.install_commits(points, "maintenance")
         crashes.install_maintenance(points)
     else:
-        install_books(points, folder)
+        install_recorder(points, folder)
         crashes.wrap(QueueStorage, "dequeue", lose_messages(folder))
         crashes.install_commits(points, "worker")
         crashes.install_worker(points)

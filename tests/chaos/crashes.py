@@ -1,8 +1,8 @@
-"""Named points at which a process ends itself, as a power cut would, when the driver has armed them.
+"""Named points at which a process ends itself at once, as in a power cut, if the driver has armed them.
 
-To arm a point is to put a file of its name into a folder; it holds how many passages to let go by. The process that
-comes there first takes the file away and counts down by itself, so that one file ends one process. Nothing of this is
-in the product: `install` wraps its collaborators in the processes of a chaos run.
+The driver arms a point with a file of its name, which contains the number of passes before the crash. The first process
+that reaches the point deletes the file and counts down, so one file ends one process. The product has no such code: the
+`install_…` functions wrap its methods in the processes of a chaos run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXIT_CODE = 137
 
 
 def commits_of(role: str) -> tuple[str, str]:
-    """The points before and after each COMMIT of a process of this role."""
+    """Return the points before and after each COMMIT of a process with this role."""
     return f"{role}_{BEFORE_COMMIT}", f"{role}_{AFTER_COMMIT}"
 
 
@@ -49,24 +49,24 @@ MAINTENANCE_POINTS = (
 WEB_POINTS = commits_of("web")
 POINTS = WORKER_POINTS + MAINTENANCE_POINTS + WEB_POINTS
 STOP_POINTS = ("between_answer_and_save", "between_save_and_projection")
-"""Where a worker can be told to freeze instead: on its way from one write to the next, and none of them open."""
+"""Points at which a worker can be suspended instead: between two writes, with no open transaction."""
 CRASHES, STOPS = "crashes", "stops"
-"""The files that have a line for each process that ended or stopped at a point."""
+"""The files with a line for each process that ended or was suspended at a point."""
 
 
 class CrashPoints:
-    """What this process looks at when it passes a point."""
+    """The crash points of this process."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`folder` holds the armed points and the record of crashes; `name` is the process's."""
+        """`folder` contains the armed points and the record of crashes; `name` is the process's name."""
         self._folder, self._name = folder, name
         self._guard = threading.Lock()
         self._left: dict[str, int] = {}
         self._stops: dict[str, float] = {}
-        """Points at which to freeze instead, and until when by the clock."""
+        """Points at which to suspend instead, with the latest time for it."""
 
     def reach(self, point: str) -> None:
-        """Go on, or end the process here and now."""
+        """End or suspend the process here if the point is armed."""
         with self._guard:
             if point not in self._left and not self._take(point):
                 return
@@ -78,7 +78,7 @@ class CrashPoints:
                 del self._left[point]
         stop = until is not None
         if until is not None and time.time() > until:
-            return  # Nobody waits any more to let it go on.
+            return  # Too late: the driver wouldn't resume the process any more.
         append(self._folder / (STOPS if stop else CRASHES), point=point, process=self._name)
         if not stop:
             os._exit(EXIT_CODE)
@@ -99,8 +99,9 @@ class CrashPoints:
 
 
 def arm(folder: Path, point: str, passages: int, *, stop_within_s: float | None = None) -> None:
-    """Have the next process that comes to `point` end there, after `passages` passages; or freeze, where it comes there
-    `stop_within_s` from now.
+    """Make the next process that reaches `point` end there, after `passages` passes.
+
+    With `stop_within_s` it is suspended instead, if it reaches the point within that time.
     """
     draft = folder / f".{point}"
     draft.write_text(str(passages) if stop_within_s is None else f"{passages} {time.time() + stop_within_s}")
@@ -108,7 +109,7 @@ def arm(folder: Path, point: str, passages: int, *, stop_within_s: float | None 
 
 
 def disarm(folder: Path) -> None:
-    """Take back what nobody has taken."""
+    """Disarm all points that no process has taken."""
     for point in (*POINTS, *STOP_POINTS):
         (folder / point).unlink(missing_ok=True)
 
@@ -125,7 +126,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def before(points: CrashPoints, point: str) -> Callable[..., Any]:
-    """A wrapper that comes to `point` before the call."""
+    """Return a wrapper that reaches `point` before the call."""
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         points.reach(point)
@@ -135,7 +136,7 @@ def before(points: CrashPoints, point: str) -> Callable[..., Any]:
 
 
 def after(points: CrashPoints, point: str) -> Callable[..., Any]:
-    """A wrapper that comes to `point` once the call has returned."""
+    """Return a wrapper that reaches `point` after the call has returned."""
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -146,14 +147,14 @@ def after(points: CrashPoints, point: str) -> Callable[..., Any]:
 
 
 def install_commits(points: CrashPoints, role: str) -> None:
-    """Points before and after each COMMIT of this process."""
+    """Install the points before and after each COMMIT of this process."""
     before_commit, after_commit = commits_of(role)
     event.listen(Session, "before_commit", lambda _session: points.reach(before_commit))
     event.listen(Session, "after_commit", lambda _session: points.reach(after_commit))
 
 
 def install_maintenance(points: CrashPoints) -> None:
-    """The points of dispatcher and reaper."""
+    """Install the points of dispatcher and reaper."""
     from aijobs.jobs.lifecycle.repository import LifecycleRepository
     from aijobs.outbox.repository import OutboxRepository
     from aijobs.queues.broker import RedisBroker
@@ -165,7 +166,7 @@ def install_maintenance(points: CrashPoints) -> None:
         return claimed.events
 
     def send(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # By now the claim is committed; the re-drive sends without one.
+        # The claim is committed by now. The re-drive sends without a claim.
         if getattr(claimed, "events", None):
             points.reach("after_claim")
             claimed.events = None
@@ -180,7 +181,7 @@ def install_maintenance(points: CrashPoints) -> None:
 
 
 def install_worker(points: CrashPoints) -> None:
-    """The points of an attempt."""
+    """Install the points of an attempt."""
     from aijobs.engine.project import Project
     from aijobs.job_types.flashcard_generation import FlashcardProjector
     from aijobs.jobs.lifecycle.repository import LifecycleRepository

@@ -1,5 +1,4 @@
-"""Performing the actions of a plan, as the learning app, operators and the product's own services would; and keeping
-what each of them was promised."""
+"""The driver: performs the actions of a plan through the API and the services, and records what each was promised."""
 
 from __future__ import annotations
 
@@ -34,55 +33,55 @@ from tests.chaos.plan import FLASHCARDS, USERS, Action, Create, Script
 
 HTTP_TIMEOUT_S = 8.0
 KNOW_WITHIN_S = 10.0
-"""How long an action waits to learn the job that it speaks of."""
+"""How long an action waits for the id of its job."""
 UNAVAILABLE = "PLATFORM_UNAVAILABLE"
 IN_THE_MIDDLE = timedelta(milliseconds=300)
 
 
 class NoAnswer(Exception):
-    """What was asked may or may not have been done."""
+    """The request may or may not have been carried out."""
 
 
 class Unavailable(Exception):
-    """What was asked was not done, as no provider is to be asked now."""
+    """The request was refused because no provider is available."""
 
 
 @dataclass
 class Promise:
-    """What one create came to, as its callers were told."""
+    """The answers to one create and its repeats."""
 
     create: Create
     job_ids: list[str] = field(default_factory=list)
-    """Of each answer, in order."""
+    """The job id in each answer, in order."""
     made: int = 0
-    """Answers that said that this request made the job."""
+    """The number of answers that said that this request created the job."""
     unanswered: int = 0
     refused: int = 0
-    """Answers that no job was made, as no provider could be asked."""
+    """The number of answers that refused the job because no provider was available."""
     chain: list[str] = field(default_factory=list)
-    """The job, then each retry of it that was answered."""
+    """The job, then each retry of it with an answer."""
     notes: list[str] = field(default_factory=list)
 
 
 class Book:
-    """Promises by create number, and jobs by what was asked for them. Safe to use from any thread."""
+    """Promises by the number of their create. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.promises: dict[int, Promise] = {}
         self.cancelled: set[str] = set()
-        """Jobs whose cancel was acknowledged before they had ended."""
+        """Jobs whose cancel was acknowledged before they ended."""
         self.surprises: list[str] = []
-        """Answers that nothing in a run can explain."""
+        """Answers that no fault can explain."""
         self.answers: Counter[str] = Counter()
 
     def of(self, create: Create) -> Promise:
-        """The promise of a create."""
+        """Return the promise of a create."""
         with self._changed:
             return self.promises.setdefault(create.number, Promise(create))
 
     def note(self, action: Action, answer: str, change: Callable[[Promise], None] | None = None) -> None:
-        """Write down what an action was answered."""
+        """Record the answer to an action."""
         promise = self.of(action.create)
         with self._changed:
             self.answers[f"{action.kind}: {answer}"] += 1
@@ -92,12 +91,12 @@ class Book:
             self._changed.notify_all()
 
     def surprise(self, action: Action, what: str) -> None:
-        """Write down an answer that is wrong whatever happened."""
+        """Record an answer that no fault can explain."""
         with self._changed:
             self.surprises.append(f"{action}: {what}")
 
     def newest(self, create: Create) -> str | None:
-        """The newest job of a create's chain; waits for it a while. None where nobody was told one."""
+        """Return the newest job of a create's chain, after waiting for it; None if no answer named one."""
         promise = self.of(create)
         with self._changed:
             self._changed.wait_for(lambda: promise.chain or promise.unanswered or promise.refused, KNOW_WITHIN_S)
@@ -105,7 +104,7 @@ class Book:
 
 
 class Driver:
-    """The callers of the run. `perform` may be called from many threads."""
+    """The clients of the run. `perform` is thread-safe."""
 
     def __init__(self, env: Mapping[str, str], port: int) -> None:
         self.settings = Settings.load(env)
@@ -130,7 +129,7 @@ class Driver:
         return token
 
     def is_at_work(self, pid: int) -> bool:
-        """Whether a process of this machine is in the middle of a job; False where the database doesn't say."""
+        """Return whether a process has been running a job for a while; False if the database doesn't answer."""
         held = select(AiJob.id).where(
             AiJob.lifecycle_status == JobState.RUNNING,
             AiJob.locked_by.contains(f"~{pid}~"),
@@ -143,7 +142,7 @@ class Driver:
             return False
 
     def can_write(self) -> bool:
-        """Whether the database takes a write now. A process that is frozen in one of its own holds up all of SQLite."""
+        """Return whether the database accepts a write now. On SQLite, a process suspended in a write blocks all."""
         url = self.database.engine.url
         if url.get_backend_name() != "sqlite":
             return True
@@ -159,7 +158,7 @@ class Driver:
     # --- actions -----------------------------------------------------------------------------------------------
 
     def perform(self, action: Action) -> None:
-        """Do it, and write down what was answered."""
+        """Perform the action and record the answer."""
         how = {"create": self._create, "repeat": self._create, "cancel": self._cancel, "retry": self._retry}
         try:
             how[action.kind](action)
@@ -182,13 +181,13 @@ class Driver:
         if job_id is None:
             return
 
-        def told(promise: Promise) -> None:
+        def record(promise: Promise) -> None:
             promise.job_ids.append(job_id)
             promise.made += made
             if not promise.chain:
                 promise.chain.append(job_id)
 
-        self.book.note(action, "made" if made else "found", told)
+        self.book.note(action, "made" if made else "found", record)
 
     def _ask_service(self, create: Create) -> tuple[str, bool]:
         request = CreateJobInput(
@@ -247,11 +246,11 @@ class Driver:
         status, body = self._post(f"/admin-api/ai/jobs/{job_id}/retry", self._operator_token)
         if status in (200, 201):
 
-            def told(promise: Promise) -> None:
+            def record(promise: Promise) -> None:
                 if body["jobId"] not in promise.chain:
                     promise.chain.append(body["jobId"])
 
-            self.book.note(action, "made" if status == 201 else "found", told)
+            self.book.note(action, "made" if status == 201 else "found", record)
         elif status == 409 and body["error"]["code"] == "JOB_NOT_RETRYABLE":
             self.book.note(action, f"refused ({body['error']['details']['reason']})")
         else:
@@ -260,8 +259,8 @@ class Driver:
     def _post(
         self, path: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Status and JSON body. `NoAnswer` where the server is away, or says that it is in trouble itself;
-        `Unavailable` where it says that a provider is.
+        """Return status and JSON body. Raises `NoAnswer` if the server is away or answers 5xx, `Unavailable` if no
+        provider is available.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HTTP_TIMEOUT_S)
         try:
@@ -283,7 +282,7 @@ class Driver:
     # --- afterwards --------------------------------------------------------------------------------------------
 
     def create_afterwards(self, number: int) -> str:
-        """A plain job once everything is healthy again: the system must be good for more than its old work."""
+        """Create a simple job after the last fault, to see that the system accepts new work."""
         create = Create(number, "synthetic", USERS[0], None, Script("afterwards", ({"sleep_ms": 10},)), 1, 0)
         action = Action(time.monotonic(), "create", create)
         self.perform(action)

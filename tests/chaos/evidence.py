@@ -1,4 +1,4 @@
-"""What database and ledger hold: read once everything has ended, and for single jobs whenever asked."""
+"""The evidence of a run: the rows of the database, the ledger and the bill."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Evidence:
         return {row.id: row for of_job in self.usage.values() for row in of_job}
 
     def calls_of(self, job_id: str) -> list[Call]:
-        """The job's provider calls, by attempt."""
+        """Return the job's provider calls, by attempt."""
         return sorted((c for c in self.calls.values() if c.job_id == job_id), key=lambda call: call.attempt_no)
 
     def children(self) -> dict[str, AiJob]:
-        """Retries, by the id of the job that they retry."""
+        """Return retries by the id of the job that they retry."""
         return {job.parent_job_id: job for job in self.jobs.values() if job.parent_job_id is not None}
 
 
 def gather(database: Database, ledger: Path, bill: Callable[[], list[Billed]]) -> Evidence:
-    """Everything that there is. The bill is read last: whatever a row says of a call was so before."""
+    """Read all evidence. The bill is last, so that it contains every call that a row mentions."""
     with database.read() as session:
         jobs = {job.id: job for job in session.execute(select(AiJob).order_by(AiJob.id)).scalars()}
         history = _by_job(session.execute(select(AiJobEvent).order_by(AiJobEvent.job_id, AiJobEvent.seq)).scalars())
@@ -72,7 +72,7 @@ def gather(database: Database, ledger: Path, bill: Callable[[], list[Billed]]) -
 
 
 def count_open(database: Database) -> dict[str, int]:
-    """What is still going on: jobs, events to be sent, provider calls; nothing where all has ended."""
+    """Return the numbers of open jobs, unsent events and open provider calls, without zeros."""
     with database.read() as session:
         found = {
             "jobs": session.execute(
@@ -91,7 +91,7 @@ def count_open(database: Database) -> dict[str, int]:
 
 
 def find_open_jobs(database: Database, limit: int = 20) -> list[str]:
-    """Some of the jobs that have not ended, or have a call or an event that hasn't."""
+    """Return some jobs that are open, or have an open call or an unsent event."""
     with database.read() as session:
         jobs = session.execute(select(AiJob.id).where(AiJob.lifecycle_status.in_(OPEN)).limit(limit)).scalars().all()
         calls = session.execute(

@@ -1,4 +1,4 @@
-"""Performing the faults of a plan."""
+"""The faults of a plan, performed on a stage."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 WORK_WITHIN_S = 4.0
 STOPS_LATE_S = 3.0
-LET_GO_TRIES = 5
+UNBLOCK_TRIES = 5
 TAKE_BACK_TRIES = 50
 DROP_SHARE = 0.3
 DROP_MARK = "drop"
-"""While a file of this name is in the crash folder, workers lose messages that they popped."""
+"""While a file of this name is in the crash folder, workers lose popped messages."""
 DROPPED = "dropped"
-"""The file that has a line for each message that was taken away."""
+"""The file with a line for each lost message."""
 
 
 class Faults:
-    """Breaks things on a stage. `perform` may be called from many threads."""
+    """Performs faults on a stage. `perform` is thread-safe."""
 
     def __init__(self, stage: Stage, driver: Driver) -> None:
-        """`driver` knows who holds a job (who is hurt while idle shows little), and whether the database is blocked."""
+        """`driver` knows which process holds a job, and whether the database is blocked."""
         self._stage, self._driver = stage, driver
         self.done: Counter[str] = Counter()
-        """How often each kind was performed; a process that was just restarting can't be hurt, and isn't counted."""
+        """How often each kind was performed. A fault whose process was restarting has no effect and isn't counted."""
         self._one_at_a_time = {name: threading.Lock() for name in ("broker", "database", "provider")}
 
     def perform(self, fault: Fault) -> None:
-        """Do it, and undo it after its time."""
+        """Perform the fault, and undo it after its time."""
         how: dict[str, Callable[[Fault], bool]] = {
             "crash": self._arm,
             "kill": self._kill,
@@ -64,7 +64,7 @@ class Faults:
             self.done[f"{fault.kind} {self._class_of(fault.target)}"] += 1
 
     def heal(self) -> None:
-        """Undo everything: what is frozen goes on, what is stopped starts, no crash point is armed."""
+        """Undo all faults: disarm crash points, resume processes, start servers."""
         crashes.disarm(self._stage.crash_folder)
         self.thaw()
         self._stage.provider.is_out = False
@@ -76,7 +76,7 @@ class Faults:
             self._stage.databases.ensure_running()
 
     def thaw(self) -> None:
-        """Let everybody go on who stands still. To be said again: who looked at its point before may stop only now."""
+        """Resume all suspended processes. Repeat it: a process may stop some time after it took its point."""
         for name in self._stage.roles:
             self._stage.signal(name, signal.SIGCONT)
 
@@ -86,7 +86,7 @@ class Faults:
 
     def _arm(self, fault: Fault) -> bool:
         crashes.arm(self._stage.crash_folder, fault.target, fault.count)
-        return False  # It counts when a process has died of it.
+        return False  # The crash is counted, not the arming.
 
     def _server(self, name: str) -> Server:
         server = self._stage.valkey if name == "broker" else self._stage.databases
@@ -106,7 +106,7 @@ class Faults:
         return self._hurt(fault.target, signal.SIGTERM)
 
     def _hurt(self, name: str, number: int) -> bool:
-        """Send a process a signal; a worker once it is in the middle of a job, and after a while whether or not."""
+        """Send a process a signal; to a worker while it runs a job, or after `WORK_WITHIN_S`."""
         ends = time.monotonic() + WORK_WITHIN_S
         while name in WORKERS and time.monotonic() < ends:
             pid = self._stage.pid_of(name)
@@ -129,14 +129,14 @@ class Faults:
             return False
         ends = time.monotonic() + fault.lasts
         if fault.target in WORKERS:
-            self._let_go_of_the_database(fault.target)
+            self._move_out_of_write(fault.target)
         time.sleep(max(0.0, ends - time.monotonic()))
         self._stage.signal(fault.target, signal.SIGCONT)
         return True
 
-    def _let_go_of_the_database(self, name: str) -> None:
-        """Freeze a worker between its writes, so that others can take its jobs over: it is to come back too late."""
-        for _ in range(LET_GO_TRIES):
+    def _move_out_of_write(self, name: str) -> None:
+        """Resume and suspend a worker until it holds no write lock, so that others can take over its jobs."""
+        for _ in range(UNBLOCK_TRIES):
             if self._driver.can_write():
                 return
             self._stage.signal(name, signal.SIGCONT)
@@ -144,11 +144,11 @@ class Faults:
             self._stage.signal(name, signal.SIGSTOP)
 
     def _freeze_at(self, fault: Fault) -> bool:
-        """Have a process stop between two steps, and go on when its lease is long gone."""
+        """Suspend a process between two steps, and resume it long after its lease expired."""
         stops = self._stage.crash_folder / crashes.STOPS
         before = len(read_lines(stops))
         crashes.arm(self._stage.crash_folder, fault.target, fault.count, stop_within_s=WORK_WITHIN_S)
-        # It looks at the clock, and then stops: on a busy machine that takes a while.
+        # On a busy machine, a process may stop some time after it read the clock.
         ends = time.monotonic() + WORK_WITHIN_S + STOPS_LATE_S
         while time.monotonic() < ends:
             for line in read_lines(stops)[before:]:
@@ -157,18 +157,18 @@ class Faults:
                     self._stage.signal(line["process"], signal.SIGCONT)
                     return True
             time.sleep(0.05)
-        return False  # Nobody came there in time, and who comes later goes by.
+        return False  # No process reached the point in time; a later one ignores it.
 
     def _flush(self, fault: Fault) -> bool:
         try:
             with self._stage.valkey.client() as client:
                 client.flushall()
         except redis.RedisError:
-            return False  # It is away, and comes back empty.
+            return False  # The broker is down, and will start empty.
         return True
 
     def _refuse(self, fault: Fault) -> bool:
-        """Redis refuses one queue, as its key holds a value of another kind; what waited there is kept aside."""
+        """Make Redis refuse one queue: its key gets a value of another type. Another key keeps the messages."""
         key = queue_key(fault.target)
         try:
             with self._stage.valkey.client() as client:
@@ -184,7 +184,7 @@ class Faults:
         return bool(refused)
 
     def _take_back(self, key: str) -> None:
-        """Take the foreign value away, as soon as the broker can be asked: it may be down, or come back empty."""
+        """Delete the foreign value as soon as the broker answers, and restore the messages."""
         for _ in range(TAKE_BACK_TRIES):
             try:
                 with self._stage.valkey.client() as client:
@@ -197,7 +197,7 @@ class Faults:
                 time.sleep(0.2)
 
     def _outage(self, fault: Fault) -> bool:
-        """The provider turns everybody away, which opens its breaker."""
+        """Make the provider refuse all calls, which opens its breaker."""
         self._stage.provider.is_out = True
         time.sleep(fault.lasts)
         self._stage.provider.is_out = False
@@ -217,7 +217,7 @@ class Faults:
 
     @staticmethod
     def _start(server: Server, tries: int = 5) -> None:
-        """Start it; a database that was killed may still be letting go of what it held."""
+        """Start a server, with retries: a killed database may still hold its files or its port."""
         for left in reversed(range(tries)):
             try:
                 server.start()
@@ -229,7 +229,7 @@ class Faults:
                 time.sleep(0.5)
 
     def _drop(self, fault: Fault) -> bool:
-        """Lose about every third message: of those that wait (each judged once), and of those that workers pop."""
+        """Lose about every third message, of the waiting ones (each considered once) and of those that workers pop."""
         rng, seen = random.Random(fault.seed), set[bytes]()
         ends = time.monotonic() + fault.lasts
         mark = self._stage.crash_folder / DROP_MARK
@@ -250,4 +250,4 @@ class Faults:
                 if rng.random() < DROP_SHARE and client.zrem(key, member):
                     append(self._stage.crash_folder / DROPPED, what="dropped")
         except redis.RedisError:
-            return  # Away: nothing to take.
+            return  # The broker is down.

@@ -1,7 +1,6 @@
-"""The workers' books: a line before each provider call and one after it, whole and in the file before anything goes on.
+"""The workers' ledger: a line before and after each provider call.
 
-A process that dies leaves the lines that it wrote, so that every call that was made is known, whatever the database
-says of it.
+Each line is written before the worker continues, so the ledger knows the calls of a dead process too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ASKED, ANSWERED = "asked", "answered"
 
 
 def append(path: Path, **line: Any) -> None:
-    """Add one line to a file that many processes write to."""
+    """Append one line to a file that many processes write to."""
     text = json.dumps({"at": time.time(), "pid": os.getpid(), **line}) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -27,13 +26,13 @@ def append(path: Path, **line: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of such a file; none where nobody wrote one."""
+    """Return the lines of such a file; none if it doesn't exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @dataclass
 class Call:
-    """One provider call as the worker that made it saw it, by its usage row."""
+    """One provider call, as recorded by its worker."""
 
     usage_id: str
     job_id: str
@@ -45,7 +44,7 @@ class Call:
 
 
 def read_calls(path: Path) -> dict[str, Call]:
-    """Every call in the ledger, by usage row, in the order in which they were made."""
+    """Return the calls in the ledger by usage row, in order."""
     calls: dict[str, Call] = {}
     for line in read_lines(path):
         call = calls.setdefault(line["usage"], Call(line["usage"], line["job"], line["attempt"], line["provider"]))

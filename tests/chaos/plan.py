@@ -1,7 +1,6 @@
-"""What a seed stands for: every action and every fault of a run, in order, before the first of them happens.
+"""The plan of a seed: every action and every fault of a run, with their times.
 
-An action speaks of earlier ones by number and never of what happens to be there, so that a seed is one sequence,
-however fast the machine is.
+An action refers to earlier ones by number, not to the current state, so a seed is the same sequence on every machine.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ QUEUE_KEYS = tuple(queue_key(name) for name in QUEUES)
 
 SYNTHETIC, CHAOS, SERVED, FLASHCARDS = "synthetic", "chaos", "served", "flashcard_generation"
 SHARES = {SYNTHETIC: 25, CHAOS: 25, SERVED: 32, FLASHCARDS: 18}
-"""Of each type of job: for every second one a server is asked."""
+"""Percentage of each job type. Every second job calls a server."""
 
 NOTES = (
     "Osmosis is the movement of water across a partially permeable membrane. Pure water boils at 100 °C at sea level. "
@@ -37,14 +36,14 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Script:
-    """A way for a job to go: its calls, and the codes it may fail with by itself (none: it succeeds)."""
+    """The script of a job: its calls, and the code with which it fails without faults (None: it succeeds)."""
 
     name: str
     calls: tuple[Mapping[str, Any], ...] = ()
     fails_with: str | None = None
     projector_raises: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
-    """Where a server is asked: what it does at each call, by its name in `provider.STEPS`; the last again and again."""
+    """For a server: its step in each call, by the name in `provider.STEPS`. The last one is used again."""
 
 
 def _sleeps(name: str, ms: int) -> Script:
@@ -92,7 +91,7 @@ CARD_SCRIPTS = (
     (3, _served("good")),
     (3, _served("slow cards")),
     *((1, _served(f"{fault} once", fault, "good")) for fault in ("truncated", "blank", "close after work")),
-    # What a second route is for: it answers in the same attempt.
+    # The second route answers in the same attempt.
     *((1, _served(f"always {fault}", fault)) for fault in ("503", "429", "hang")),
 )
 SCRIPTS = {SYNTHETIC: COMMON_SCRIPTS, CHAOS: CHAOS_SCRIPTS, SERVED: SERVED_SCRIPTS, FLASHCARDS: CARD_SCRIPTS}
@@ -100,7 +99,7 @@ SCRIPTS = {SYNTHETIC: COMMON_SCRIPTS, CHAOS: CHAOS_SCRIPTS, SERVED: SERVED_SCRIP
 
 @dataclass(frozen=True)
 class Create:
-    """A job to be asked for. `number` names it, also in its target id."""
+    """A job to create. Its target id contains `number`."""
 
     number: int
     job_type: str
@@ -116,12 +115,12 @@ class Create:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server is asked."""
+        """Return whether the job calls a server."""
         return self.job_type in (SERVED, FLASHCARDS)
 
     @property
     def input(self) -> dict[str, Any]:
-        """The job's input, the same at each repeat."""
+        """Return the job's input, which is the same in each repeat."""
         calls = [dict(call) for call in self.script.calls]
         if self.job_type == SYNTHETIC:
             return {"calls": [{**call, "artifacts": self.size} for call in calls]}
@@ -154,7 +153,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that breaks: `target` is a process or a crash point, `lasts` seconds, `count` passages to let go by."""
+    """A fault: `target` is a process or a crash point, `lasts` is in seconds, `count` is the passes before a crash."""
 
     at: float
     kind: str
@@ -170,7 +169,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, whole."""
+    """All actions and faults of a run."""
 
     seed: int
     seconds: float
@@ -183,7 +182,7 @@ class Plan:
 
 
 def build_plan(seed: int, seconds: float, database_kind: str) -> Plan:
-    """The plan of a seed. A longer one begins as a shorter one does."""
+    """Build the plan of a seed. A longer plan begins with the same steps as a shorter one."""
     actions = tuple(_actions(random.Random(f"actions {seed}"), seconds))
     faults = tuple(_faults(random.Random(f"faults {seed} {database_kind}"), seconds, database_kind))
     return Plan(seed, seconds, actions, faults)
@@ -210,7 +209,7 @@ def _actions(rng: random.Random, seconds: float) -> Iterator[Action]:
             created.append(Action(at, "create", create))
             yield created[-1]
             if create.key is not None:
-                # At once, to race with the first; soon, while it runs; late, when it may long be over.
+                # At once, as a race with the first; soon, while the job runs; late, when it may have ended.
                 later += [Action(at + wait, "repeat", create) for wait in _repeats(rng)]
             if create.script.fails_with:
                 worth_retrying.append(Action(at + rng.uniform(2.0, 6.0), "retry", create))
@@ -220,7 +219,7 @@ def _actions(rng: random.Random, seconds: float) -> Iterator[Action]:
             worth_retrying.append(Action(at + rng.uniform(0.5, 3.0), "retry", wanted.create))
         elif worth_retrying:
             retry = worth_retrying.pop(rng.randrange(len(worth_retrying)))
-            # Twice at once now and then: one child only.
+            # Sometimes twice at once: only one retry may be created.
             times = rng.choice((1, 1, 2))
             later += [Action(max(at, retry.at), "retry", retry.create)] * times
 
@@ -235,7 +234,7 @@ def _create(rng: random.Random, number: int) -> Create:
     scripts = SCRIPTS[job_type]
     script = rng.choices([s for _, s in scripts], [weight for weight, _ in scripts])[0]
     key = f"key:{number} %" + rng.choice(("a", "ä", "中")) if rng.random() < 0.6 else None
-    # Headers carry Latin-1 at most.
+    # HTTP headers are limited to Latin-1.
     key = f"key-{number}" if key is not None and job_type == FLASHCARDS else key
     return Create(number, job_type, rng.choice(USERS), key, script, rng.randint(1, 4), rng.choice((0, 40, 50, 100)))
 
@@ -244,7 +243,7 @@ def _create(rng: random.Random, number: int) -> Create:
 
 
 def _faults(rng: random.Random, seconds: float, database_kind: str) -> Iterator[Fault]:
-    """One deck after the other, each kind in each deck, so that no kind is left out for long."""
+    """Yield faults from shuffled decks. Each deck contains every kind, so that none is missing for long."""
     at = 1.0
     while True:
         deck = list(_deck(rng, database_kind))
@@ -255,7 +254,7 @@ def _faults(rng: random.Random, seconds: float, database_kind: str) -> Iterator[
                 return
             kind, target, lasts, count = card
             if at + lasts > seconds:
-                continue  # It is over when the run is.
+                continue  # It must end before the run does.
             yield Fault(at, kind, target, lasts, count, rng.randrange(1_000_000))
 
 
@@ -264,7 +263,7 @@ def _deck(rng: random.Random, database_kind: str) -> Iterator[tuple[str, str, fl
         yield "crash", point, 0.0, rng.randint(0, 6) if "commit" in point else rng.randint(0, 1)
     for target in (*rng.sample(WORKERS, 2), rng.choice(MAINTENANCE), WEB):
         yield "kill", target, 0.0, 0
-    # Who comes back too late is the hardest to be safe from.
+    # A worker that resumes after its lease expired.
     for target in (*rng.sample(WORKERS, 2), rng.choice(MAINTENANCE)):
         yield "freeze", target, rng.uniform(5.0, 7.5), 0
     for point in STOP_POINTS:

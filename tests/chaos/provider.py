@@ -1,6 +1,6 @@
-"""The provider of a run: a server of the driver's, which answers each call by its job's script and keeps the bill.
+"""The provider of a run: a server that answers each call by its job's script and keeps the bill.
 
-A call says for which note it is, as its prompt does, and under which usage row, as the consumer's last line says.
+It reads the note and the usage row of a call from the prompt; the consumer appends the latter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.ports import free_port
 NAME, MODEL = "flaky", "deepseek-flash"
 OUTAGE = "outage"
 LIMIT_S = 1.5
-"""How long a worker waits for data, if another route is left to ask: hung calls are to end in time."""
+"""How long a worker waits for data if another route remains, so that hung calls end in time."""
 QUIET_WITHIN_S = 15.0
 
 STEPS: Mapping[str, Step] = {
@@ -44,53 +44,53 @@ STEPS: Mapping[str, Step] = {
     "stall": faults.stall(),
     "content filter": faults.content_filter(),
 }
-"""What a script may have the server do."""
+"""The steps of the server that a script can name."""
 ANSWERS = frozenset(
     {"good", "slow", "slower than a lease", "slow cards", "blank", "prose", "truncated", "content filter"}
 )
-"""Those that are an answer of a model, whole, whatever it is good for: paid, and no doubt of it."""
+"""Steps that are a complete answer of a model, valid or not, and therefore certainly billed."""
 GARBLED = "bad-request"
-"""What the server calls a request that was cut off while it was sent."""
+"""The server's name for a request that was cut off while it was sent."""
 
 _NOTE = re.compile(r"\bnote (c\d+)\b")
 _ROW = re.compile(r"\[call ([0-9a-f-]{36})\]\Z")
 
 
 def with_row(prompt: str, usage_id: str) -> str:
-    """A prompt that says under which usage row it is sent."""
+    """Return the prompt with the id of its usage row appended."""
     return f"{prompt}\n\n[call {usage_id}]"
 
 
 @dataclass(frozen=True)
 class Billed:
-    """One request that reached the server, as the server's own log has it."""
+    """One request in the server's log."""
 
     number: int
     usage_id: str | None
-    """What the request says; None where it says nothing."""
+    """The usage row named in the prompt, if any."""
     note: str | None
     step: str
     status: int | None
     counted: Mapping[str, Any] | None = field(default=None)
-    """The tokens that it will be paid for; None where no work was done."""
+    """The billed tokens; None if the server did no work."""
     whole: bool = False
-    """All of what it was answered was sent."""
+    """The whole answer was sent."""
     left: bool = False
     at: datetime | None = None
 
     @property
     def request_id(self) -> str:
-        """What the server calls it in its answer."""
+        """Return the request id in the server's answer."""
         return f"fake-{self.number}"
 
     @property
     def answered(self) -> bool:
-        """Whether a model's answer was sent to its end."""
+        """Return whether a complete answer of a model was sent."""
         return self.whole and self.step in ANSWERS and self.status == 200
 
 
 class Provider:
-    """Use as a context manager. `start` and `stop` may be called meanwhile: it is away in between."""
+    """The server, a context manager. `stop` and `start` make it unavailable for a while."""
 
     def __init__(self, creates: Iterable[Create]) -> None:
         """`creates` are the jobs of the run, each with its script."""
@@ -98,7 +98,7 @@ class Provider:
         self._asked: Counter[str] = Counter()
         self._guard = threading.Lock()
         self.is_out = False
-        """While it is, each call is told to come later."""
+        """If true, the server refuses each call with 503."""
         self._llm = FakeLlm(port=free_port(), on_request=self._answer)
         self._start_guard = threading.Lock()
         self._running = False
@@ -112,22 +112,24 @@ class Provider:
         self.stop()
 
     def start(self) -> None:
-        """Be there; nothing happens where it is."""
+        """Start the server, if it doesn't run."""
         with self._start_guard:
             if not self._running:
                 self._llm.start()
                 self._running = True
 
     def stop(self) -> None:
-        """Be away: what goes on is cut off, and no connection is taken."""
+        """Stop the server and cut open connections."""
         with self._start_guard:
             if self._running:
                 self._running = False
                 self._llm.stop()
 
     def bill(self) -> list[Billed]:
-        """Each request that came, once none goes on; a request that was cut off while it was sent is none."""
-        self._llm.wait_until(lambda calls: all(call.ended for call in calls), QUIET_WITHIN_S, "the server is at rest")
+        """Wait until no call runs, and return all requests, without those that were cut off while they were sent."""
+        self._llm.wait_until(
+            lambda calls: all(call.ended for call in calls), QUIET_WITHIN_S, "the server has no running call"
+        )
         return [_billed(call) for call in self._llm.log if call.step != GARBLED]
 
     def _answer(self, request: Request) -> Step:
@@ -144,7 +146,7 @@ class Provider:
 
 
 def _step(name: str, create: Create) -> Step:
-    """The step of a script, with what the job is to get where the fake itself can't make it from the prompt."""
+    """Return a step, with the answer's content if the fake server can't derive it from the prompt."""
     step = replace(STEPS[name], name=name)
     if create.job_type == FLASHCARDS:
         return step

@@ -1,4 +1,4 @@
-"""What a person reads: the summary of a run, and a job's timeline where something is broken."""
+"""The summary of a run, and the timeline of a job with a broken promise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 118
 
 
 def count_crashes(crashes: Iterable[Mapping[str, object]]) -> Counter[str]:
-    """How often a process died at each point."""
+    """Count the crashes at each point."""
     return Counter(str(line["point"]) for line in crashes)
 
 
@@ -33,7 +33,7 @@ def summary(
     outputs: Mapping[str, list[str]],
     times: Mapping[str, float],
 ) -> str:
-    """One screen: what was done, what broke, and what became of the work."""
+    """Return the summary of actions, faults and results."""
     jobs = evidence.jobs.values()
     ends = Counter(f"{j.lifecycle_status}{f' {j.error_code}' if j.error_code else ''}" for j in jobs)
     calls = evidence.calls.values()
@@ -60,7 +60,7 @@ def summary(
         ),
         (
             "recovery",
-            f"takeovers {sum(j.losses for j in jobs)}, given back {_types(evidence, 'released')}, "
+            f"takeovers {sum(j.losses for j in jobs)}, released {_types(evidence, 'released')}, "
             f"retries {_types(evidence, 'retry_scheduled')}, redrives {redrives}, "
             f"attempts that lost their lease {len(re.findall('job.lock_lost', log))}",
         ),
@@ -70,13 +70,13 @@ def summary(
 
 
 def _billed(evidence: Evidence) -> str:
-    """What the rows of the server's calls say of the bill, and of what is open the part that the server counted."""
+    """Count the usage rows of the server's calls by `billed`, and the possibly billed ones that the server counted."""
     rows = [row for row in evidence.rows.values() if row.provider == NAME]
     counted = {billed.usage_id for billed in evidence.bill if billed.counted is not None}
     possibly = [row.id for row in rows if row.billed == "unknown"]
-    told = Counter(row.billed for row in rows)
+    stated = Counter(row.billed for row in rows)
     return (
-        f"yes {told['yes']}, no {told['no']}, possibly {len(possibly)}, of which the server counted "
+        f"yes {stated['yes']}, no {stated['no']}, possibly {len(possibly)}, of which the server counted "
         f"{len(counted.intersection(possibly))}; answered whole {sum(b.answered for b in evidence.bill)}, "
         f"left by the client {sum(b.left for b in evidence.bill)}"
     )
@@ -89,7 +89,7 @@ def _wrapped(name: str, text: str) -> str:
 
 
 def timeline(evidence: Evidence, book: Book, job_id: str) -> str:
-    """Everything that is known of one job, in order of time."""
+    """Return everything known about one job, in order of time."""
     job = evidence.jobs.get(job_id)
     if job is None:
         return f"job {job_id} is not in the database"
@@ -120,8 +120,8 @@ def timeline(evidence: Evidence, book: Book, job_id: str) -> str:
         f"next attempt {_clock(job.next_attempt_at)}, cancel asked {_clock(job.cancel_requested_at)}"
     )
     asked = next((p.notes for p in book.promises.values() if p.create.target_id == job.target_id), [])
-    told = [f"  {_clock(at)} {text}" for at, text in sorted(entries, key=lambda entry: entry[0])]
-    return "\n".join([head, *(f"  asked    {note}" for note in asked), *told])
+    lines = [f"  {_clock(at)} {text}" for at, text in sorted(entries, key=lambda entry: entry[0])]
+    return "\n".join([head, *(f"  asked    {note}" for note in asked), *lines])
 
 
 def _clock(at: datetime | None) -> str:

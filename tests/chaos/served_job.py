@@ -1,7 +1,7 @@
-"""The chaos job with a server for its provider, brought in as a second plug-in: its calls go over a socket, to whatever
-the run's provider does.
+"""The chaos job with a server as its provider, loaded as a second plug-in.
 
-In: for which note, how many items, and at which attempts the projector raises. Out and leaves: as the chaos job.
+Input: the note, the number of items, and the attempts in which the projector raises. Output and artifacts: as in the
+chaos job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JOB_TYPE = ROUTE = "served"
 
 
 class Input(BaseModel):
-    """What the prompt says; the script is the server's."""
+    """The contents of the prompt; the server has the script."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -30,7 +30,7 @@ DEFINITION = replace(
     chaos_job.DEFINITION,
     job_type=JOB_TYPE,
     metadata=replace(chaos_job.DEFINITION.metadata, label="Served chaos"),
-    # More tries than any script takes: on top of it the server is away, and workers are frozen in the middle of a call.
+    # More than any script needs, because the server may be down and workers may be suspended during a call.
     execution=replace(chaos_job.DEFINITION.execution, max_retries=4),
     input=d.Input("1", Input),
     route=ROUTE,

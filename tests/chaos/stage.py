@@ -1,4 +1,4 @@
-"""Everything that runs: database, broker, web, three workers, two maintenance consumers, and who restarts them."""
+"""The processes of a run: database, broker, web, three workers, two maintenance consumers, and their supervisor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.chaos import provider
 from tests.chaos.plan import MAINTENANCE, WEB, WORKERS
 from tests.chaos.provider import Provider
 from tests.support.databases import Databases, MariaDbServer, PostgresServer, SqliteDatabases
+from tests.support.plug_ins import plug_in
 from tests.support.polling import poll
 from tests.support.ports import free_port
 from tests.support.processes import Program, Run
@@ -24,6 +25,7 @@ from tests.support.rows import prepare_database
 from tests.support.servers import Server, ValkeyServer
 
 ROOT = Path(__file__).parents[2]
+JOB_TYPES = {"chaos": "tests.chaos.chaos_job", "served": "tests.chaos.served_job"}
 RESTART_AFTER_S = 0.3
 READY_TIMEOUT_S = 60.0
 
@@ -43,7 +45,7 @@ SHORT_TIMES = {
     "AIJOBS_BREAKER_FAILURES": "2",
     "AIJOBS_BREAKER_OPEN_S": "0.8",
     "AIJOBS_PROVIDER_PATIENCE_S": "25",
-    # A hung call of the only route ends with its attempt. Longer than the slowest answer.
+    # A hung call on the only route ends with its attempt. This is longer than the slowest answer.
     "AIJOBS_JOB_TIMEOUTS": "served=10",
 }
 PROVIDERS = """
@@ -64,26 +66,26 @@ built_in = ["local/local-extractive-v1"]
 
 
 class ThreadedRun(Run):
-    """A run whose programs are started by many threads."""
+    """A run that many threads may start programs in."""
 
     def __init__(self) -> None:
-        self._telling = threading.Lock()
+        self._ordering = threading.Lock()
         super().__init__()
 
-    def _tell(self, order: str) -> None:
-        with self._telling:
-            super()._tell(order)
+    def _order(self, order: str) -> None:
+        with self._ordering:
+            super()._order(order)
 
 
 class DurablePostgres(PostgresServer):
-    """What was committed outlives kill -9 of the server, as it does in production."""
+    """PostgreSQL that keeps committed data after a SIGKILL, as in production."""
 
     def _command(self) -> Sequence[Any]:
         return [*super()._command(), "-c", "synchronous_commit=on", "-c", "full_page_writes=on"]
 
 
 class DurableMariaDb(MariaDbServer):
-    """What was committed outlives kill -9 of the server, as it does in production."""
+    """MariaDB that keeps committed data after a SIGKILL, as in production."""
 
     def _command(self) -> Sequence[Any]:
         return [*super()._command(), "--innodb-flush-log-at-trx-commit=2", "--innodb-doublewrite=1"]
@@ -98,31 +100,31 @@ SERVERS: Mapping[str, Callable[[Run], Databases]] = {
 
 @dataclass
 class Role:
-    """One process that is kept alive, and what became of those that had its name before."""
+    """A named process that the supervisor keeps alive, with the exit codes and logs of its predecessors."""
 
     name: str
     command: list[str]
     program: Program | None = None
     starts: int = 0
     ends: Counter[int] = field(default_factory=Counter)
-    """Exit codes of those that ended, negative for a signal."""
+    """Exit codes, negative for a signal."""
     start_at: float = 0.0
     logs: list[str] = field(default_factory=list)
 
 
 class Stage:
-    """Use as a context manager: nothing is left afterwards, whatever happened."""
+    """The processes of a run; as a context manager, it always ends them all and removes their files."""
 
     def __init__(self, kind: str, provider: Provider) -> None:
-        """`kind` of database; `provider` is at work already, and its user's to end. `ServerMissing` where the
-        database's program or the broker's isn't on this machine.
+        """Use a database of this kind and a running provider, which the caller stops. Raises ServerMissing if the
+        database or the broker isn't installed.
         """
         self.provider = provider
         self.run = ThreadedRun()
         try:
             self.folder = self.run.new_folder("chaos")
             self.plug_in = self.folder / "plug-in"
-            """On the path of every process of the run: it makes the chaos job types known."""
+            """On the Python path of every process of the run, so that it loads the chaos job types."""
             self.crash_folder = self.run.new_folder("points")
             self.databases = SERVERS[kind](self.run)
             self.valkey = ValkeyServer(self.run)
@@ -150,7 +152,7 @@ class Stage:
     # --- start and end -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything and wait until it is at work."""
+        """Start everything and wait until all processes are ready."""
         self.valkey.start()
         if isinstance(self.databases, Server):
             self.databases.start()
@@ -165,7 +167,7 @@ class Stage:
         self.wait_until_ready()
 
     def close(self) -> None:
-        """End everything, by pid, and remove the folders."""
+        """End all processes and remove the folders."""
         self._closing.set()
         if self._supervisor.is_alive():
             self._supervisor.join(30)
@@ -191,7 +193,7 @@ class Stage:
             "AIJOBS_PROVIDERS": str(self._providers_file()),
             f"AIJOBS_{provider.NAME.upper()}_API_KEY": "sk-chaos-0123456789abcdef",
             "CHAOS_FOLDER": str(self.crash_folder),
-            "PYTHONPATH": f"{self._plug_in(self.plug_in)}:{ROOT}",
+            "PYTHONPATH": f"{plug_in(self.plug_in, 'aijobs-chaos', JOB_TYPES)}:{ROOT}",
             **SHORT_TIMES,
         }
 
@@ -200,16 +202,6 @@ class Stage:
         names = {"name": provider.NAME, "model": provider.MODEL, "limit_s": provider.LIMIT_S}
         path.write_text(PROVIDERS.format(url=self.provider.url, **names))
         return path
-
-    def _plug_in(self, folder: Path) -> Path:
-        """Fill `folder` with what an installed package with our job types would bring: its entry points."""
-        metadata = folder / "aijobs_chaos-1.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: aijobs-chaos\nVersion: 1\n")
-        (metadata / "entry_points.txt").write_text(
-            "[aijobs.job_types]\nchaos = tests.chaos.chaos_job\nserved = tests.chaos.served_job\n"
-        )
-        return folder
 
     def _web_command(self) -> list[str]:
         return [
@@ -232,7 +224,7 @@ class Stage:
         if role.program is not None and not role.program.is_running:
             assert role.program.returncode is not None
             role.ends[role.program.returncode] += 1
-            role.program.stop()  # What it left behind goes with its process group.
+            role.program.stop()  # Ends its process group.
             role.logs.append(role.program.output)
             role.program, role.start_at = None, now + RESTART_AFTER_S
         if role.program is None and now >= role.start_at:
@@ -241,7 +233,7 @@ class Stage:
             role.starts += 1
 
     def signal(self, name: str, number: int) -> bool:
-        """Send a signal to a process by its name; whether there was one."""
+        """Send a signal to a process by its name. Return whether it runs."""
         with self._guard:
             program = self.roles[name].program
             if program is None or not program.is_running:
@@ -250,7 +242,7 @@ class Stage:
             return True
 
     def pid_of(self, name: str) -> int | None:
-        """The pid of the process that has this name now, if one runs."""
+        """Return the pid of the running process with this name, if any."""
         with self._guard:
             program = self.roles[name].program
             return program.pid if program is not None and program.is_running else None
@@ -258,11 +250,11 @@ class Stage:
     # --- state -------------------------------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        """Wait until each process is at work."""
-        poll(self.all_ready, timeout=READY_TIMEOUT_S, interval=0.1, what="every process is at work")
+        """Wait until each process is ready."""
+        poll(self.all_ready, timeout=READY_TIMEOUT_S, interval=0.1, what="every process is ready")
 
     def all_ready(self) -> bool:
-        """Whether each process is at work."""
+        """Return whether each process is ready."""
         return all(self._is_ready(role) for role in self.roles.values())
 
     def _is_ready(self, role: Role) -> bool:
@@ -280,5 +272,5 @@ class Stage:
             return False
 
     def outputs(self) -> dict[str, list[str]]:
-        """What each role's processes wrote, the oldest first."""
+        """Return the output of each role's processes, the oldest first."""
         return {name: [*role.logs, role.program.output if role.program else ""] for name, role in self.roles.items()}

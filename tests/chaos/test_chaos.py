@@ -1,4 +1,4 @@
-"""The promises, held while everything breaks that can: the same run as `make chaos`, by seed."""
+"""Chaos runs with fixed seeds, the same as `make chaos`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def play(processes: Processes, *options: str, timeout: float) -> str:
-    """One run, in a process of its own, as it changes what Python finds; its summary."""
+    """Perform one run in its own process, because it changes `sys.path`. Return its summary."""
     program = processes.spawn([sys.executable, "-m", "tests.chaos", *options], cwd=ROOT, name="chaos")
     code = program.wait(timeout)
     if code == EXIT_MISSING:

@@ -1,4 +1,4 @@
-"""The promises, held against what is there at the end. Each rule yields what is broken, and by which jobs."""
+"""The promises, compared with the evidence at the end. Each rule yields the broken promises with their jobs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tests.chaos.plan import POISONED, SYNTHETIC, Create
 from tests.chaos.stage import Role
 
 DATABASE_CODES = ("INTERNAL_DATABASE", "INTERNAL_PROJECTION")
-"""What an attempt may end with when the database went away under it, twice."""
+"""Codes of an attempt that lost its database twice."""
 SERVER_CODES = (
     *("PROVIDER_UNAVAILABLE", "PROVIDER_RATE_LIMITED", "PROVIDER_TIMEOUT", "PROVIDER_STREAM_BROKEN", "TIMEOUT"),
     *("PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "VALIDATION_TRUNCATED", "VALIDATION_OUTPUT_NOT_JSON"),
 )
-"""What a job may end with whose provider is a server, once all the tries that such a code has are used up: the server
-is away, workers are frozen while it speaks, and its script comes on top of that.
+"""Codes of a job whose provider is a server, after all its retries: besides its script, the server may be down and
+workers may be suspended during a call.
 """
 GIVEN_UP = ("lease_lost", "released", "postponed", "retry_scheduled", "cancelled", "failed")
-"""How an attempt may end whose answer was paid for and not saved."""
+"""How an attempt may end if its answer was paid for and not saved."""
 
 
 def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Broken]:
-    """Everything that is broken; nothing where all is well."""
+    """Return all broken promises."""
     found: list[Broken] = [Broken(f"a surprising answer: {surprise}") for surprise in book.surprises]
     for promise in book.promises.values():
         found += _one_job_each(evidence, promise)
@@ -53,7 +53,7 @@ def judge(evidence: Evidence, book: Book, *, database_faults: bool) -> list[Brok
 
 
 def judge_report(report: Report, when: str) -> list[Broken]:
-    """What the product's own check found."""
+    """Return the findings of `aijobs check`."""
     return [
         Broken(f"aijobs check {when}: promise {finding.promise}: {finding.count} × {finding.what}", finding.job_ids)
         for finding in report.findings
@@ -61,7 +61,7 @@ def judge_report(report: Report, when: str) -> list[Broken]:
 
 
 def judge_roles(roles: dict[str, Role]) -> Iterator[Broken]:
-    """What died was started again, and runs."""
+    """Check that every dead process was started again and runs."""
     for role in roles.values():
         alive = role.program is not None and role.program.is_running
         if not alive or role.starts != role.ends.total() + 1:
@@ -82,18 +82,18 @@ def _roots(evidence: Evidence, create: Create) -> list[AiJob]:
 def _one_job_each(evidence: Evidence, promise: Promise) -> Iterator[Broken]:
     create, roots = promise.create, _roots(evidence, promise.create)
     ids = tuple(job.id for job in roots)
-    told = set(promise.job_ids)
+    answered = set(promise.job_ids)
     if create.key is not None or len(promise.job_ids) + promise.unanswered <= 1:
         if len(roots) > 1:
             yield Broken(f"{create.target_id} was asked for once, and is {len(roots)} jobs", ids)
-        if len(told) > 1:
-            yield Broken(f"{create.target_id}: one key was answered with several jobs", tuple(told))
+        if len(answered) > 1:
+            yield Broken(f"{create.target_id}: one key was answered with several jobs", tuple(answered))
         if promise.made > 1:
-            yield Broken(f"{create.target_id}: two requests were told that they made it", tuple(told))
-    if missing := told - set(ids):
-        yield Broken(f"{create.target_id}: its caller was told a job that is not there", tuple(missing))
+            yield Broken(f"{create.target_id}: two answers said that they created the job", tuple(answered))
+    if missing := answered - set(ids):
+        yield Broken(f"{create.target_id}: an answer named a job that does not exist", tuple(missing))
     if missing := set(promise.chain) - set(evidence.jobs):
-        yield Broken(f"{create.target_id}: a retry was told a job that is not there", tuple(missing))
+        yield Broken(f"{create.target_id}: a retry's answer named a job that does not exist", tuple(missing))
 
 
 def _creates_by_job(evidence: Evidence, book: Book) -> dict[str, Create]:
@@ -127,7 +127,7 @@ def _ended_as_allowed(
 
 
 def _charged_for_its_own_deaths(job: AiJob, create: Create) -> Iterator[Broken]:
-    """No innocent job is charged with a loss, and a poison job fails at no fewer than its queue allows."""
+    """Check that only a poison job is charged with losses, and that it fails only after as many as its queue allows."""
     if create.script.fails_with != POISONED:
         if job.lost_count:
             yield Broken(f"({create.script.name}) is charged with {job.lost_count} losses", (job.id,))
@@ -142,33 +142,33 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
         return True
     if job.error_code == POISONED:
         return job.uncharged_losses >= MOST_LOSSES
-    if job.error_code == "INTERNAL_NOT_DISPATCHED":  # A broker that refuses a message uses up none of its attempts.
+    if job.error_code == "INTERNAL_NOT_DISPATCHED":  # A refusal by the broker doesn't count as an attempt.
         dead = [event for event in evidence.events[job.id] if event.status == OutboxState.DEAD]
         return any(event.attempt_count >= 3 and (event.last_error or "").endswith("dispatcher lost") for event in dead)
     tried = [event.error_code for event in evidence.history[job.id] if event.type == "retry_scheduled"]
     if create.is_served and job.error_code in SERVER_CODES:
         once = describe(job.error_code).retried is Retried.ONCE
         return job.retry_count >= job.max_retry_count or (once and job.error_code in tried)
-    # The one more try that such a code has may have been used up by the script itself.
+    # The script may have used the one retry of such a code.
     ours = any(is_internal(code) for code in tried if code)
     return database_faults and job.error_code in DATABASE_CODES and (ours or job.retry_count >= 2)
 
 
 def _refused_alone(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
-    """No event is blamed for its queue: whatever Redis refused was given back, and went out later."""
+    """Check that no event failed because Redis refused its queue: such events are released and sent later."""
     for event in evidence.events[job.id]:
         if event.last_error and not event.last_error.endswith("dispatcher lost"):
             yield Broken(f"has an event that was blamed: {event.last_error}", (job.id,))
 
 
 def _holder_alone_wrote(evidence: Evidence, job: AiJob) -> Iterator[Broken]:
-    """What a worker wrote about an attempt, the worker wrote that had locked it."""
+    """Check that only the worker that locked an attempt wrote its history."""
     holders: dict[int, str | None] = {}
     for event in evidence.history[job.id]:
         if event.type == "locked":
             holders[event.attempt_no] = event.instance
         elif event.actor == WORKER and event.instance != holders.get(event.attempt_no):
-            yield Broken(f"has {event.type} of attempt {event.attempt_no} from another than its holder", (job.id,))
+            yield Broken(f"has {event.type} of attempt {event.attempt_no}, not written by its holder", (job.id,))
 
 
 # --- results and money ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`gunicorn tests.chaos.web:create_app()`: the web application, in a process that can be told to die at a COMMIT."""
+"""`gunicorn tests.chaos.web:create_app()`: the web application with crash points around its commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos import crashes
 
 
 def create_app() -> Flask:
-    """The application as it is, with crash points around its commits."""
+    """Create the application and install the crash points."""
     points = crashes.CrashPoints(Path(os.environ["CHAOS_FOLDER"]), os.environ["CHAOS_NAME"])
     crashes.install_commits(points, "web")
     return factory.create_app()

@@ -1,4 +1,4 @@
-"""What may happen in the world, and with which values: for the state machine, and for programs made from a seed."""
+"""The actions of the world and the values of their arguments, for the state machine and for programs from a seed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.statemachine.beliefs import Beliefs
 from tests.statemachine.faulty import FAULTS
+from tests.statemachine.invariants import Invariants
 from tests.statemachine.world import KINDS, LEAVE, SEATS, World
 
 Program = Sequence[tuple[str, Mapping[str, Any]]]
@@ -61,7 +61,7 @@ ACTIONS: dict[str, dict[str, Sequence[Any]]] = {
     "mend_broker": {},
     "pass_days": {"days": (181, 31, 366, 0.05)},
 }
-"""Each action with the values that its arguments may have, the plainest first."""
+"""Each action with the possible values of its arguments, the simplest first."""
 
 KINDS_OF_ACTION: dict[str, tuple[str, ...]] = {
     "ask": ("create", "create", "cancel", "retry"),
@@ -77,11 +77,11 @@ KINDS_OF_ACTION: dict[str, tuple[str, ...]] = {
         *("cut_broker", "pass_days", "prune", "prune", "clean_snapshots"),
     ),
 }
-"""What is chosen first, each as likely as the others, so that work is not drowned in trouble."""
+"""The kind is chosen first, all with the same probability, so that faults don't outnumber work."""
 
 
 def improvise(seed: int, steps: int, world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`steps` actions chosen by `seed`, each of those that have something to act on."""
+    """Yield `steps` actions chosen by `seed`, only those that can act on something."""
     dice = random.Random(seed)
     while steps:
         name = dice.choice(KINDS_OF_ACTION[dice.choice(list(KINDS_OF_ACTION))])
@@ -90,15 +90,15 @@ def improvise(seed: int, steps: int, world: World) -> Iterator[tuple[str, dict[s
             yield name, {argument: dice.choice(values) for argument, values in ACTIONS[name].items()}
 
 
-def play(world: World, program: Program | Iterator[tuple[str, dict[str, Any]]]) -> Beliefs:
-    """Do the actions, hold the world to its promises after each and in the end; the beliefs."""
-    beliefs = Beliefs(world)
+def play(world: World, program: Program | Iterator[tuple[str, dict[str, Any]]]) -> Invariants:
+    """Perform the actions, and check the invariants after each one and at the end."""
+    invariants = Invariants(world)
     try:
         for name, values in program:
             world.act(name, **values)
-            beliefs.hold()
-        beliefs.hold_to_the_end()
+            invariants.check()
+        invariants.check_until_all_ended()
     except Exception as error:
         error.add_note(f"the program was: {world.program!r}")
         raise
-    return beliefs
+    return invariants

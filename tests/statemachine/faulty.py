@@ -1,4 +1,4 @@
-"""A database whose commits go wrong when they are told to, by the drivers' own errors and the product's own repeats."""
+"""A database with injected commit failures: it raises the driver's errors, and the product retries as usual."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.crash_points import AFTER_COMMIT, BEFORE_COMMIT
 T = TypeVar("T")
 
 LOST_BEFORE = "lost_before"
-"""The connection goes before COMMIT arrives: nothing is written, and nobody knows."""
+"""The connection is lost before COMMIT arrives: nothing is written, but the client can't know."""
 LOST_AFTER = "lost_after"
 """COMMIT takes effect and its answer is lost."""
 AGAIN = "again"
-"""The database asks for the same work once more (deadlock, lock wait, locked)."""
+"""The database rejects the transaction and expects a retry (deadlock, lock timeout, database is locked)."""
 AWAY = "away"
-"""The database is away for as long as this unit of work is repeated."""
+"""The database is unreachable during all retries of this unit of work."""
 
 FAULTS = (LOST_AFTER, BEFORE_COMMIT, AFTER_COMMIT, LOST_BEFORE, AGAIN, AWAY)
 """At a crash point the process ends."""
@@ -35,7 +35,7 @@ _REPEAT_ME: dict[str, tuple[Any, ...]] = {
 
 
 class FaultyDatabase(Database):
-    """A `Database` whose flows stop before each commit, where they may be given one of `FAULTS`."""
+    """A `Database` whose flows stop before each commit and may receive one of `FAULTS` there."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -99,14 +99,14 @@ class FaultyDatabase(Database):
         return result
 
     def read(self) -> Any:
-        """As ever, but not for a process that ended."""
+        """Open a session as usual; raise `Died` in a process that has ended."""
         flow = this_flow()
         if flow is not None and not flow.process.alive:
             raise Died
         return super().read()
 
     def wipe(self) -> None:
-        """Empty every table."""
+        """Delete all rows."""
         with self.transaction() as session:
             for table in reversed(Base.metadata.sorted_tables):
                 session.execute(table.delete())

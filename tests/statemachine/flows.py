@@ -1,8 +1,8 @@
-"""Several processes in one thread: flows of control that stand still before each commit until they are told to go on.
+"""Several simulated processes in one thread: flows of control that stop before each commit.
 
-A flow is a greenlet that runs the product's own code. It stops before each commit, while it waits for a provider, a
-lock or an event, and between a lost answer and the reading that settles it. Whoever holds the flows decides which
-goes on, with what order, and which never does.
+A flow is a greenlet that runs product code. It stops before each commit, while it waits for a provider, a lock or an
+event, and between a lost COMMIT answer and the read that confirms it. The test decides which flow continues, with what
+order, and which one never does.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from aijobs.db.clock import ManualClock
 from aijobs.engine.run import Run
 from tests.support.crash_points import BEFORE_COMMIT
 
-COMMIT, SETTLE, PROVIDER, LOCK, EVENT, BEGINS = "commit", "settle", "provider", "lock", "event", "begins"
-"""Why a flow stands still."""
+COMMIT, CONFIRM, PROVIDER, LOCK, EVENT, BEGINS = "commit", "confirm", "provider", "lock", "event", "begins"
+"""Why a flow has stopped."""
 
 
 class Died(BaseException):
-    """Unwinds a flow whose process ended: nothing it does from here on reaches the world."""
+    """Unwinds a flow whose process ended, so that it changes nothing more."""
 
 
 @dataclass
 class Process:
-    """What lives and dies as a whole."""
+    """A simulated process: its flows live and die together."""
 
     name: str
     alive: bool = True
     flows: list[Flow] = field(default_factory=list)
 
     def die(self) -> None:
-        """End it as SIGKILL does: none of its flows does anything any more."""
+        """End it as SIGKILL does: no flow of it continues."""
         self.alive = False
         for flow in self.flows:
             flow.cut()
 
     def standing(self) -> list[Flow]:
-        """Its flows that are not over."""
+        """Return the flows that have not ended."""
         return [flow for flow in self.flows if not flow.dead]
 
 
 class Flow(greenlet):
-    """One flow of control of a process; made in the thread's main flow, or by another flow of the process."""
+    """One flow of control of a process, created by the test or by another flow of the process."""
 
     def __init__(self, process: Process, name: str, work: Callable[[], Any], hub: greenlet) -> None:
         super().__init__(self._work_off, parent=hub)
@@ -58,9 +58,9 @@ class Flow(greenlet):
         self.result: Any = None
         self.error: Exception | None = None
         self.away_for = 0
-        """How many more commits of this flow find no database."""
+        """The number of further commits of this flow that find no database."""
         self.may_fail = False
-        """The database was away for it, and it may say so."""
+        """The database was unreachable for this flow, so it may raise a database error."""
         self._work, self._began = work, False
         process.flows.append(self)
 
@@ -74,33 +74,33 @@ class Flow(greenlet):
             self.error = error
 
     def go(self, order: str | None = None) -> None:
-        """Go on to the next stop, or to the end."""
+        """Continue to the next stop, or to the end."""
         self.switch(order)
         if not self.process.alive:
             self.process.die()
 
     def cut(self) -> None:
-        """Never go on."""
+        """End the flow where it stands."""
         if self.dead:
             return
         self.why = "died"
-        # What never began has nothing to unwind, and would hand `Died` to whoever cuts it.
+        # A flow that never began has nothing to unwind and would raise `Died` in the caller.
         self.throw(Died if self._began else GreenletExit)
 
     def rest(self, why: str, waits_for: Callable[[], bool] = lambda: True) -> str | None:
-        """Stand still; the order with which the flow was sent on."""
+        """Stop here. Return the order with which the flow continues."""
         self._ensure_alive()
         self.why, self.waits_for = why, waits_for
         order = self.hub.switch()
         self._ensure_alive()
-        if order == BEFORE_COMMIT:  # It ends where it stands.
+        if order == BEFORE_COMMIT:  # The process ends here.
             self.process.alive = False
             raise Died
         return order
 
     @property
     def can_go(self) -> bool:
-        """Whether what it waits for is there."""
+        """Return whether the flow can continue."""
         return not self.dead and self.waits_for()
 
     def _ensure_alive(self) -> None:
@@ -109,18 +109,18 @@ class Flow(greenlet):
 
 
 def this_flow() -> Flow | None:
-    """The flow that runs now; None for the test itself."""
+    """Return the running flow; None in the test itself."""
     current = getcurrent()
     return current if isinstance(current, Flow) else None
 
 
 def stop(why: str, waits_for: Callable[[], bool] = lambda: True) -> str | None:
-    """Have the flow that runs stand still; nothing happens to the test itself."""
+    """Stop the running flow and return its order. Does nothing in the test itself."""
     flow = this_flow()
     return flow.rest(why, waits_for) if flow is not None else None
 
 
-# --- what stands in for `threading` and `time` in the product --------------------------------------------------------
+# --- replacements for `threading` and `time` in the product ----------------------------------------------------------
 
 
 class FlowLock:
@@ -131,7 +131,7 @@ class FlowLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """`timeout` is for threads: here whoever holds the lock goes on in the end, or its process dies."""
+        """Acquire the lock. Ignores a positive `timeout`: here the holder always continues, or its process dies."""
         me = getcurrent()
         while not self._is_free() and self._owner is not me:
             if not blocking or timeout == 0:
@@ -174,7 +174,7 @@ class FlowEvent:
 
 
 class FlowThread:
-    """A thread of the product becomes a flow of the process that starts it."""
+    """A thread of the product as a flow of the process that starts it."""
 
     def __init__(self, *, target: Callable[..., Any], args: tuple[Any, ...], name: str, daemon: bool) -> None:
         self._target, self._args, self._name = target, args, name
@@ -187,7 +187,7 @@ class FlowThread:
 
 
 class FlowThreading:
-    """What `aijobs.engine.engine` sees as `threading`."""
+    """Replaces `threading` in `aijobs.engine.engine`."""
 
     Thread = FlowThread
     Lock = FlowLock
@@ -195,7 +195,7 @@ class FlowThreading:
 
 
 class VirtualTime:
-    """What the product sees as `time`: it goes as the manual clock goes, and nobody sleeps."""
+    """Replaces `time` in the product: follows the manual clock, and never sleeps."""
 
     def __init__(self, clock: ManualClock, begin: datetime) -> None:
         self._clock, self._begin = clock, begin
@@ -204,10 +204,10 @@ class VirtualTime:
         return 1000 + (self._clock.at - self._begin).total_seconds()
 
     def sleep(self, _seconds: float) -> None:
-        """The pause before a unit of work is repeated: others may act meanwhile."""
+        """Stop the flow instead: other flows may act before a unit of work is retried."""
         flow = this_flow()
         if flow is not None and not flow.away_for:
-            flow.rest(SETTLE)
+            flow.rest(CONFIRM)
 
 
 TIMED = ("aijobs.db.database", "aijobs.engine.token", "aijobs.engine.watcher", "aijobs.engine.active_runs")
@@ -216,7 +216,7 @@ TIMED_PASSES = ("aijobs.upkeep.dispatcher",)
 
 @contextmanager
 def one_thread(time: VirtualTime) -> Iterator[None]:
-    """The product's modules with flows for threads and the manual clock for time."""
+    """Patch product modules to use flows as threads and the manual clock as time."""
     patches: list[Any] = [mock.patch(f"{module}.time", time) for module in (*TIMED, *TIMED_PASSES)]
     patches.append(mock.patch("aijobs.engine.engine.threading", FlowThreading))
     for patch in patches:

@@ -1,7 +1,7 @@
-"""Chooses programs worth keeping: `python -m tests.statemachine.harvest FIRST LAST > programs.json`.
+"""Chooses programs to keep: `python -m tests.statemachine.harvest FIRST LAST > programs.json`.
 
-Plays programs from seeds on SQLite. One whose jobs had a life (their history, word by word) that no kept program has
-is kept under the name of that life, the richest lives first.
+Plays programs from seeds on SQLite. For each distinct life of a job (its type and history) it keeps the shortest
+program, under that life as its name. The most varied lives are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT, STEPS = 20, 40
 
 
 def main(first: int, last: int) -> None:
-    """Print the programs of these seeds that are worth keeping, by name."""
+    """Print the best programs of these seeds as JSON, by name."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     lives: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -32,13 +32,13 @@ def main(first: int, last: int) -> None:
         database = FaultyDatabase(url)
         for seed in range(first, last):
             with open_world(database) as world:
-                beliefs = play(world, improvise(seed, STEPS, world))
+                invariants = play(world, improvise(seed, STEPS, world))
                 acts = list(world.program)
-                for life in beliefs.lives:
+                for life in invariants.lives:
                     if life not in lives or len(acts) < len(lives[life]):
                         lives[life] = acts
         database.dispose()
-    # A word that few lives have makes a life rich, and so does each change of hands.
+    # The most different history types first, then the longest history.
     richest = sorted(lives, key=lambda life: (len(set(life.split())), len(life.split())), reverse=True)
     lines = (f"{json.dumps(life)}:{json.dumps(lives[life], separators=(',', ':'))}" for life in sorted(richest[:KEPT]))
     print(f"{len(lives)} lives", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the state machine found, as small as it gets."""
+"""Defects that the state machine found, each as a minimal test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aijobs.jobs.models import AiJobArtifact, QuotaUsage
 from tests.support.jobs import BEGIN, prepare_database
 
 
-def test_a_connection_whose_commit_failed_does_not_come_back_with_its_transaction_open(
+def test_connection_returns_to_the_pool_without_open_transaction_after_a_failed_commit(
     create_sqlite_database: Callable[..., str],
 ) -> None:
     database = Database(create_sqlite_database(prepare_database))

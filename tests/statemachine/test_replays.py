@@ -1,4 +1,4 @@
-"""Sequences worth keeping, and fresh ones from seeds, run on PostgreSQL and MariaDB as on SQLite."""
+"""Kept programs and new ones from seeds, on PostgreSQL, MariaDB and SQLite."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 
 from tests.statemachine.actions import Program, improvise, play
 from tests.statemachine.faulty import FaultyDatabase
-from tests.statemachine.told import TOLD
+from tests.statemachine.scenarios import SCENARIOS
 from tests.statemachine.world import open_world
 from tests.support.jobs import prepare_database
 
 PROGRAMS: dict[str, Program] = json.loads(Path(__file__).with_name("programs.json").read_text())
-"""Programs by the life that a job has in them, each a list of [action, values]; `harvest.py` chooses them."""
+"""Programs by the life of one of their jobs. Each is a list of [action, values]; `harvest.py` chooses them."""
 
 
 @pytest.fixture
 def database(create_database: Callable[..., str]) -> Iterator[FaultyDatabase]:
-    """A database of each kind, whose commits go wrong when told to."""
+    """Open a database with injected commit failures, of each kind."""
     opened = FaultyDatabase(create_database(prepare_database))
     yield opened
     opened.dispose()
@@ -28,8 +28,8 @@ def database(create_database: Callable[..., str]) -> Iterator[FaultyDatabase]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_every_told_sequence_keeps_the_promises_on_every_database(database: FaultyDatabase) -> None:
-    for sentence, (program, lives) in TOLD.items():
+def test_every_scenario_keeps_the_promises_on_every_database(database: FaultyDatabase) -> None:
+    for sentence, (program, lives) in SCENARIOS.items():
         with open_world(database) as world:
             seen = play(world, program).lives
         assert lives <= seen, f"{sentence}: the lives were {sorted(seen)}"
@@ -41,7 +41,7 @@ def test_every_kept_program_keeps_the_promises_on_every_database(database: Fault
     for life, program in PROGRAMS.items():
         with open_world(database) as world:
             lives = play(world, program).lives
-        # A program is worth nothing once the product has changed under it and it acts on nothing any more.
+        # A changed product may turn a program into one that tests nothing: choose new programs then.
         assert life in lives, f"none of {sorted(lives)} is {life}"
 
 

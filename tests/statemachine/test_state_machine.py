@@ -1,7 +1,7 @@
-"""Any sequence of requests, steps, deaths and faults keeps the promises, and a healthy world then ends every job.
+"""Random sequences of requests, steps, process deaths and faults: the promises hold, and without faults every job ends.
 
-The short profile tries the same examples each time, the long one looks for new ones. A failure shows its program,
-which `actions.play` runs again on any database.
+The short profile runs the same examples each time, the long one searches for new ones. A failure shows its program,
+which `actions.play` can run again on any database.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from sqlalchemy import and_, or_
 
 from tests.statemachine.actions import ACTIONS, KINDS_OF_ACTION, improvise, play
-from tests.statemachine.beliefs import Beliefs
 from tests.statemachine.faulty import FaultyDatabase
+from tests.statemachine.invariants import Invariants
 from tests.statemachine.world import Broken, World, open_world
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import prepare_database
@@ -27,7 +27,7 @@ from tests.support.jobs import prepare_database
 
 @pytest.fixture(scope="module", autouse=True)
 def no_lines() -> Iterator[None]:
-    """Thousands of log lines that nobody reads would take a fifth of the time."""
+    """Switch logging off, which would take a fifth of the time."""
     before = structlog.get_config()
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=False)  # A cached one would stay quiet.
@@ -37,7 +37,7 @@ def no_lines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def database(sqlite: SqliteDatabases) -> Iterator[FaultyDatabase]:
-    """One database for all examples: each empties it, and what SQLAlchemy compiled is kept."""
+    """Open one database for all examples, so that SQLAlchemy compiles each statement once; each example empties it."""
     url = sqlite.create_database(prepare_database)
     opened = FaultyDatabase(url)
     yield opened
@@ -46,7 +46,7 @@ def database(sqlite: SqliteDatabases) -> Iterator[FaultyDatabase]:
 
 
 def _step(kind: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    """An action of this kind with its values."""
+    """Return a strategy for an action of this kind and its values."""
     names = st.sampled_from(KINDS_OF_ACTION[kind])
     return names.flatmap(
         lambda name: st.tuples(
@@ -64,17 +64,17 @@ class Deployment(RuleBasedStateMachine):
         super().__init__()
         self._opened = open_world(self.database)
         self.world: World = self._opened.__enter__()
-        self.beliefs = Beliefs(self.world)
+        self.checker = Invariants(self.world)
         self.is_broken = False
 
     def act(self, step: tuple[str, dict[str, Any]]) -> None:
-        """Do it, where there is something to act on, and hold the world to its promises."""
+        """Perform the action, if it can act on something, and check the invariants."""
         name, values = step
         if not self.world.can(name):
             return
         try:
             self.world.act(name, **values)
-            self.beliefs.hold()
+            self.checker.check()
         except Exception as error:
             self.is_broken = True
             error.add_note(f"the program was: {self.world.program!r}")
@@ -124,10 +124,10 @@ class Deployment(RuleBasedStateMachine):
         self.act(step)
 
     def teardown(self) -> None:
-        """A world that is sound so far gets well, and every job ends."""
+        """Check that every job ends without faults, unless the example has already failed."""
         try:
             if not self.is_broken:
-                self.beliefs.hold_to_the_end()
+                self.checker.check_until_all_ended()
         except Exception as error:
             error.add_note(f"the program was: {self.world.program!r}")
             raise
@@ -166,10 +166,10 @@ def test_no_program_made_from_a_seed_breaks_a_promise(database: FaultyDatabase) 
     _play_seeds(database, range(150), steps=60)
 
 
-def test_a_worker_that_writes_without_its_lease_is_found_out(
+def test_state_machine_detects_a_worker_that_writes_without_its_lease(
     database: FaultyDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine itself is on trial here: with the fence taken down it must not pass."""
+    """Test the state machine itself: without fencing it must fail."""
     from aijobs.jobs.lifecycle import changes, end, lease
     from aijobs.jobs.models import AiJob
 

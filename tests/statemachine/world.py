@@ -1,7 +1,7 @@
-"""A whole deployment in one thread: web, workers, passes, a broker that loses and doubles, and a clock that is moved.
+"""A whole deployment in one thread: web, workers, passes, a broker that loses and repeats messages, a manual clock.
 
-Every action takes plain values, and does nothing where it has nothing to act on: a list of (action, values) is a
-program that can be kept as data and run again on any database.
+Every action takes simple values and does nothing if it has nothing to act on. So a list of (action, values) is a
+program that can be stored as JSON and run again on any database.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from tests.support.gateways import health
 from tests.support.jobs import BEGIN, KEYS, KitBroker
 
 LEAVE = "leave"
-"""Leave the flow standing at the commit, to go on later or never."""
+"""Leave the flow stopped at the commit; it may continue later."""
 
 ANSWER = json.dumps(flashcard_generation.SAMPLE_OUTPUT)
 JOB_DAYS, TOMBSTONE_DAYS = 180, 365
 
-# Two real types that ask a provider, one that can't be cancelled, one that is scripted, one that no worker knows.
+# Two types that call a provider, one that can't be cancelled, a scripted one, and one that no worker knows.
 KINDS = ("cards_soon", "cards_later", "cards_stubborn", "scripted", "unheard_of")
 _CARDS = flashcard_generation.DEFINITION
 _NOTES = flashcard_generation.SAMPLE_INPUT
@@ -100,17 +100,17 @@ SLOTS = 2
 
 
 class Broken(AssertionError):
-    """The world is not as it was promised to be."""
+    """An invariant doesn't hold."""
 
 
 class ShakyBroker(KitBroker):
-    """The broker in memory, which loses messages, refuses some, and remembers what it handed out."""
+    """The broker in memory, which can lose or refuse messages and records those that it delivered."""
 
     def __init__(self, keys: Any) -> None:
         super().__init__(keys)
         self.handed_out: list[JobMessage] = []
         self.refusals: Counter[str] = Counter()
-        """How many more times a job's message is refused as one that can't be written."""
+        """How many more times a job's message is refused."""
 
     def send(self, messages: Sequence[OutgoingMessage]) -> dict[str, Exception]:
         refused = {m.event_id: ValueError("refused") for m in messages if self.refusals[m.message.job_id] > 0}
@@ -124,24 +124,24 @@ class ShakyBroker(KitBroker):
         return message
 
     def lose(self, n: int) -> None:
-        """Lose one waiting message, the `n`-th of all."""
+        """Lose the `n`-th of all waiting messages."""
         places = [(queue, member) for queue in self._queues.values() for member in sorted(queue)]
         if places:
             queue, member = places[n % len(places)]
             del queue[member]
 
     def waiting(self) -> int:
-        """How many messages it holds."""
+        """Return the number of messages in all queues."""
         return sum(map(len, self._queues.values()))
 
 
 @dataclass
 class Ledger:
-    """A provider that stands still until it is told what to answer, and writes down every call that reached it."""
+    """A provider that waits for the test to choose its answer, and records every call."""
 
     world: World
     calls: list[tuple[str, int]] = field(default_factory=list)
-    """(job, attempt) of each."""
+    """Job id and attempt number of each call."""
     name: str = "local"
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
@@ -171,14 +171,14 @@ class Ledger:
 
 class _Silent:
     def started(self, job_id: str) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
     def finished(self, job_id: str) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
 
 class _FlowPrepare(Prepare):
-    """Gives attempts locks and events that stop flows instead of the thread."""
+    """Gives attempts locks and events that stop a flow instead of the thread."""
 
     def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
         run = super().take(message, suspects=suspects)
@@ -191,11 +191,11 @@ ROUTER = ModelRouter({"local": (Route("local", "m"),)}, default="local")
 
 
 class Worker(Process):
-    """One consumer process: an engine, its watcher, and as many slots as it has."""
+    """One consumer process: an engine with its watcher and `SLOTS` slots."""
 
     def __init__(self, world: World, seat: int, generation: int) -> None:
         super().__init__(f"worker-{seat}.{generation}")
-        # The same process by pid, another by nonce: a later one of the same seat knows that it is gone.
+        # Same pid, another random part: the next process of this seat sees that this one is dead.
         self.instance = InstanceId("model", "boot", f"ns{seat}", os.getpid(), "1", f"g{generation}")
         self.active, self.watcher, self.engine = self._build(world)
 
@@ -241,14 +241,14 @@ class Worker(Process):
         return sum(flow.name == "slot" for flow in self.standing())
 
 
-def _look(worker: Any) -> None:
-    """A look as the watcher's own loop takes it: one try each, and what the database refuses is tried at the next."""
+def _check(worker: Any) -> None:
+    """Run one check as the watcher's loop does: after a database error, the next check tries again."""
     with suppress(SQLAlchemyError):
-        worker.watcher.look()
+        worker.watcher.check()
 
 
 class World:
-    """Everything there is, and what may happen to it. Each public method without an underscore is an action."""
+    """The deployment. The public methods up to `refuse` are the actions."""
 
     def __init__(self, database: FaultyDatabase, clock: ManualClock) -> None:
         self.database, self.clock, self.hub = database, clock, getcurrent()
@@ -270,12 +270,12 @@ class World:
         self._generations = count(1)
         self.workers = [Worker(self, seat, next(self._generations)) for seat in range(SEATS)]
         self.others: list[Process] = []
-        """Requests and passes that were left standing."""
+        """Processes of stopped requests and passes."""
         self.promised_cancels: set[str] = set()
         self.promised_jobs: set[str] = set()
         self.promised_keys: dict[tuple[str, str, str | None], str] = {}
         self.gone_at: dict[str, datetime] = {}
-        """When a deleted job was missed first."""
+        """The time at which each deleted job was first found missing."""
         self._has_jobs, self.paused, self.aged = False, False, False
         self.violations: list[str] = []
         self.program: list[tuple[str, dict[str, Any]]] = []
@@ -295,7 +295,7 @@ class World:
         return build_services(settings, database=self.database, clock=self.clock, broker=broker, **health())
 
     def act(self, name: str, **values: Any) -> None:
-        """Do one action by its name, and remember it."""
+        """Perform an action by its name, and record it in the program."""
         self.program.append((name, values))
         getattr(self, name)(**values)
         self._let_slots_go()
@@ -303,7 +303,7 @@ class World:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def create(self, user: int, kind: int, key: int | None, variant: int, plan: str) -> None:
-        """Ask for a job; with a key perhaps again, or for something else."""
+        """Request a job; with a key, it may be a repeat or a conflicting request."""
         job_type = KINDS[kind]
         cards = kind < 3
         request = CreateJobInput(
@@ -334,12 +334,12 @@ class World:
         self._run_alone("create", create, plan)
 
     def _is_forgotten(self, job_id: str) -> bool:
-        """Whether a deleted job's tombstone may be gone as well."""
+        """Return whether the tombstone of a deleted job may be gone too."""
         gone_at = self.gone_at.get(job_id)
         return gone_at is not None and self.clock.at - gone_at >= timedelta(days=TOMBSTONE_DAYS)
 
     def cancel(self, n: int, plan: str) -> None:
-        """Ask for the `n`-th job to be cancelled."""
+        """Request a cancel of the `n`-th job."""
         if (job := self._nth_job(n)) is None:
             return
 
@@ -361,7 +361,7 @@ class World:
         return code == "JOB_NOT_FOUND" and self.job(job.id) is None
 
     def retry(self, n: int, plan: str) -> None:
-        """Run the `n`-th job again, if that may be."""
+        """Request a retry of the `n`-th job."""
         if (job := self._nth_job(n)) is None:
             return
 
@@ -385,7 +385,7 @@ class World:
         self.paused = True
 
     def resume(self) -> None:
-        """Let paused queues go on."""
+        """Resume all queues."""
         with self.database.transaction() as session:
             session.execute(delete(QueuePause))
         self.paused = False
@@ -393,33 +393,33 @@ class World:
     # --- passes --------------------------------------------------------------------------------------------------
 
     def dispatch(self, plan: str) -> None:
-        """One cycle of the dispatcher."""
+        """Run one cycle of the dispatcher."""
         self._run_alone("dispatcher", self.dispatcher.cycle, plan)
 
     def release_claims(self, plan: str) -> None:
-        """Put back what dead dispatchers claimed."""
-        self._run_alone("leases", self.dispatcher.release_expired_claims, plan)
+        """Release the claims of dead dispatchers."""
+        self._run_alone("claim_release", self.dispatcher.release_expired_claims, plan)
 
     def redrive(self, plan: str) -> None:
-        """Look for lost messages."""
+        """Send lost messages again."""
         self._run_alone("redrive", self.redriver.run, plan)
 
     def reap(self, plan: str) -> None:
-        """Take lost leases away."""
+        """Take expired leases."""
         self._run_alone("reaper", self.reaper.reap, plan)
 
     def prune(self, plan: str) -> None:
-        """Delete what is old."""
+        """Delete old rows."""
         self._run_alone("retention", self.retention.run, plan)
 
     def clean_snapshots(self, plan: str) -> None:
-        """Delete snapshots that expired."""
+        """Delete expired snapshots."""
         self._run_alone("cleanup", self.cleanup_pass.run, plan)
 
     # --- workers -------------------------------------------------------------------------------------------------
 
     def deliver(self, seat: int, queue: int, plan: str) -> None:
-        """A worker's free slot takes the next message of a queue, or of the other, up to the lock."""
+        """Give the next message of a queue, or of the other queue, to a free slot of a worker."""
         if self.broker.away or (worker := self._free(seat)) is None:
             return
         queues = sorted(QUEUES)
@@ -428,12 +428,12 @@ class World:
             self._start_slot(worker, message, plan)
 
     def deliver_again(self, seat: int, n: int, plan: str) -> None:
-        """A message that was taken before comes a second time, perhaps to another worker."""
+        """Deliver a message for the second time, perhaps to another worker."""
         if self.broker.handed_out and (worker := self._free(seat)):
             self._start_slot(worker, self.broker.handed_out[n % len(self.broker.handed_out)], plan)
 
     def _free(self, seat: int) -> Worker | None:
-        """The worker in this seat, or in the next that has a free slot."""
+        """Return the worker in this seat, or the next one with a free slot."""
         for worker in (*self.workers[seat:], *self.workers[:seat]):
             if worker.alive and worker.slots_used() < SLOTS:
                 return worker
@@ -444,31 +444,31 @@ class World:
         self._run(slot, plan)
 
     def go_on(self, n: int, order: str) -> None:
-        """One flow that stands at a commit goes on to its next stop; one at the provider waits on."""
+        """Continue one stopped flow to its next stop, unless it waits for the provider."""
         flows = [flow for flow in self._flows() if flow.can_go and flow.why != PROVIDER]
         if flows:
             self._step(flows[n % len(flows)], order or None)
 
     def answer(self, n: int, outcome: str) -> None:
-        """The provider answers one of the calls that wait for it."""
+        """Answer one of the waiting provider calls."""
         flows = [flow for flow in self._flows() if flow.why == PROVIDER]
         if flows:
             self._step(flows[n % len(flows)], outcome)
 
     def work(self, n: int, outcome: str, plan: str) -> None:
-        """One attempt goes on to its end, whatever has become of its lease meanwhile."""
+        """Run one attempt to its end, even if it has lost its lease."""
         attempts = [flow for flow in self._flows() if flow.attempt is not None]
         if attempts:
             self._run(attempts[n % len(attempts)], plan, outcome)
 
     def watch(self, seat: int, plan: str) -> None:
-        """A worker's watcher looks once: beats, cancels, deadlines."""
+        """Run one check of a worker's watcher: renewals, cancels, deadlines."""
         worker = next((w for w in (*self.workers[seat:], *self.workers[:seat]) if w.active.all()), self.workers[seat])
         if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
-            self._run(Flow(worker, "watcher", lambda: _look(worker), self.hub), plan)
+            self._run(Flow(worker, "watcher", lambda: _check(worker), self.hub), plan)
 
     def drain(self, seat: int, plan: str) -> None:
-        """A worker is told to stop, gives its leases back, and is gone."""
+        """Stop a worker: it releases its leases and exits."""
         worker = self.workers[seat]
         if not worker.alive:
             return
@@ -477,51 +477,51 @@ class World:
             worker.die()
 
     def kill(self, seat: int) -> None:
-        """A worker dies."""
+        """Kill a worker."""
         self.workers[seat].die()
 
     def restart(self, seat: int, plan: str) -> None:
-        """A dead worker's seat is taken by a new one, which gives back what the dead one held."""
+        """Start a new worker in a dead one's seat; it takes the dead one's leases."""
         if self.workers[seat].alive:
             return
         worker = self.workers[seat] = Worker(self, seat, next(self._generations))
 
         def catch_up() -> None:
-            self.reaper.give_back_dead(worker.instance)
+            self.reaper.reap_dead(worker.instance)
             for queue in QUEUES:
                 self.redriver.run(queue, due_for=timedelta())
 
         self._run(Flow(worker, "catch_up", catch_up, self.hub), plan)
 
-    # --- the world around ----------------------------------------------------------------------------------------
+    # --- environment ---------------------------------------------------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the clock by seconds."""
         self.clock.advance(timedelta(seconds=seconds))
 
     def pass_days(self, days: float) -> None:
-        """Much time passes."""
+        """Advance the clock by days."""
         self.aged = True
         self.clock.advance(timedelta(days=days))
 
     def lose(self, n: int) -> None:
-        """The broker loses one message."""
+        """Lose one message of the broker."""
         self.broker.lose(n)
 
     def flush(self) -> None:
-        """The broker loses all."""
+        """Lose all messages of the broker."""
         self.broker.lose_all()
 
     def cut_broker(self) -> None:
-        """The broker goes away."""
+        """Make the broker unavailable."""
         self.broker.away = True
 
     def mend_broker(self) -> None:
-        """The broker comes back, with what it held."""
+        """Make the broker available again, with its messages."""
         self.broker.away = False
 
     def refuse(self, n: int, times: int) -> None:
-        """The next messages of one job can't be sent."""
+        """Refuse the next messages of one job."""
         if (job := self._nth_job(n)) is not None:
             self.broker.refusals[job.id] = times
 
@@ -535,9 +535,9 @@ class World:
             self.others.append(process)
 
     def _run(self, flow: Flow, plan: str, outcome: str = "ok") -> None:
-        """Run a flow to its end, or to where it has to wait, with what `plan` says at one of its commits.
+        """Run a flow until it ends or has to wait.
 
-        A plan is empty or `{n}:{fault}`: the fault at the flow's n-th commit from here.
+        `plan` is empty or `{n}:{fault}`: inject the fault at the flow's n-th commit from here, counted from 0.
         """
         at, _, fault = plan.partition(":")
         commits = 0
@@ -569,14 +569,14 @@ class World:
                 worker.die()
 
     def _flows(self) -> list[Flow]:
-        """What stands and may go on, workers' flows first; slots that wait for their attempt are not counted."""
+        """Return the stopped flows, workers' first, without slots that wait for their attempt."""
         processes: list[Process] = [*self.workers, *self.others]
         return [flow for process in processes for flow in process.standing() if flow.why != EVENT]
 
     # --- reading -------------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> AiJob | None:
-        """The job as it is now."""
+        """Return the job's current row, if it exists."""
         with self.database.read() as session:
             return session.get(AiJob, job_id)
 
@@ -586,7 +586,7 @@ class World:
         return jobs[n % len(jobs)] if jobs else None
 
     def note_purchase(self, job_id: str) -> None:
-        """No answer may be bought for a job, or a retry of one, that has one saved."""
+        """Record a violation if the job, or another one of its chain, has a saved answer already."""
         with self.database.read() as session:
             root = session.execute(select(AiJob.root_id).where(AiJob.id == job_id)).scalar_one()
             saved = session.execute(
@@ -596,11 +596,11 @@ class World:
             self.violations.append(f"{saved} has a saved answer, and {job_id} buys another")
 
     def waiting(self) -> int:
-        """How many messages the broker holds."""
+        """Return the number of messages in the broker."""
         return self.broker.waiting()
 
     def can(self, name: str) -> bool:
-        """Whether an action has something to act on."""
+        """Return whether an action has something to act on."""
         if name == "answer":
             return any(flow.why == PROVIDER for flow in self._flows())
         if name == "watch":
@@ -627,16 +627,16 @@ class World:
             return not all(worker.alive for worker in self.workers)
         return True
 
-    # --- in the end ----------------------------------------------------------------------------------------------
+    # --- end -----------------------------------------------------------------------------------------------------
 
     def heal(self) -> Iterator[int]:
-        """The world in good health, round by round: everything that stands goes on, and time passes."""
+        """Run the world without faults, and yield the number of each round. The rounds get longer."""
         self.broker.away, self.broker.refusals = False, Counter()
         self.resume()
-        for turn in count():
+        for number in count():
             self._healthy_round()
-            yield turn
-            self.advance(5 if turn < 12 else 31 if turn < 24 else 1300)
+            yield number
+            self.advance(5 if number < 12 else 31 if number < 24 else 1300)
 
     def _healthy_round(self) -> None:
         for seat, worker in enumerate(self.workers):
@@ -664,7 +664,7 @@ class World:
 
 @contextmanager
 def open_world(database: FaultyDatabase) -> Iterator[World]:
-    """A new world over an emptied database."""
+    """Open a new world over an emptied database."""
     clock = ManualClock(BEGIN)
     with one_thread(VirtualTime(clock, BEGIN)):
         database.wipe()

@@ -1,6 +1,6 @@
-"""What tests lean on: real servers, processes that never outlive the run, waiting with a deadline.
+"""Helpers of the tests: real servers, processes that never outlive the run, polling with a deadline.
 
-`processes` starts and ends programs, `guardian` ends them should pytest itself be killed, `servers` has
-Valkey, `databases` has SQLite, PostgreSQL and MariaDB, `chromium` finds the browser. The fixtures over
-them are in `tests/conftest.py`.
+`processes` starts and ends programs, `guardian` ends them if pytest itself is killed, `servers` has
+Valkey, `databases` has SQLite, PostgreSQL and MariaDB, `chromium` finds the browser. Their fixtures
+are in `tests/conftest.py`.
 """

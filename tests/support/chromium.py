@@ -1,4 +1,4 @@
-"""Finding Chromium, and how it is started."""
+"""The path of Chromium and its command-line arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.servers import ServerMissing
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-# Without the background ones, Chromium looks up and asks its maker's hosts at every start.
+# Without `--disable-background-networking`, Chromium connects to its maker's hosts at every start.
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",
@@ -25,7 +25,7 @@ ARGUMENTS = (
 
 
 def find_chromium(playwright: Playwright) -> str:
-    """The path of the system's Chromium, else of the one that Playwright installed. Raises ServerMissing."""
+    """Return the path of the system's Chromium, otherwise of Playwright's own. Raises ServerMissing."""
     for name in _NAMES:
         path = shutil.which(name)
         if path:

@@ -1,4 +1,4 @@
-"""How much Python does, as a number that no busy machine changes."""
+"""A count of function calls: a measure of work that doesn't depend on the load of the machine."""
 
 from __future__ import annotations
 

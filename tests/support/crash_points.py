@@ -1,8 +1,8 @@
-"""Where a process may end around a COMMIT: the words of chaos, which ends real processes, and of the state machine."""
+"""Names of the points around a COMMIT at which chaos tests and the state machine end a process."""
 
 from __future__ import annotations
 
 BEFORE_COMMIT = "before_commit"
-"""Nothing of the transaction takes effect."""
+"""The transaction has no effect."""
 AFTER_COMMIT = "after_commit"
-"""All of it does, and nothing that was to follow it."""
+"""The transaction has taken effect; no code after the COMMIT runs."""

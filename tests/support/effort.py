@@ -1,4 +1,4 @@
-"""How much a database has to read for its answers, as a number that no busy machine changes."""
+"""A count of the rows that a database reads: a measure of work that doesn't depend on the load of the machine."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Any
 from sqlalchemy import Engine, event, text
 
 STEPS = 10
-"""Of SQLite's virtual machine, between one count and the next."""
-READ_SO_FAR = {
+"""Instructions of SQLite's virtual machine per count."""
+ROWS_READ = {
     "postgresql": "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables",
     "mysql": "SELECT sum(variable_value) FROM information_schema.global_status"
     " WHERE variable_name LIKE 'Handler\\_read\\_%'",
 }
-"""The rows that everybody has read: in this database on PostgreSQL, on this server on MariaDB."""
+"""Rows that all connections have read: in this database on PostgreSQL, on the whole server on MariaDB."""
 
 
 def effort(engine: Engine, work: Callable[[], object]) -> int:
-    """What the statements that `work` runs on `engine` make the database read: rows, on SQLite tens of steps.
+    """Run `work` and return how many rows the database read for it; on SQLite, tens of instructions.
 
-    To be compared with that of the same work on other data. On the servers nobody else may be at work meanwhile.
+    Compare the number only with that of the same work on other data. On the servers no other connection may read
+    at the same time.
     """
     kind = engine.dialect.name
     if kind == "sqlite":
         return _count_steps(engine, work)
-    before = _read_so_far(engine)
-    with _listening(engine, "after_cursor_execute", _tell_at_once) if kind == "postgresql" else nullcontext():
+    before = _rows_read(engine)
+    with _listening(engine, "after_cursor_execute", _flush_statistics) if kind == "postgresql" else nullcontext():
         work()
-    return _read_so_far(engine) - before
+    return _rows_read(engine) - before
 
 
 def _count_steps(engine: Engine, work: Callable[[], object]) -> int:
@@ -48,19 +49,19 @@ def _count_steps(engine: Engine, work: Callable[[], object]) -> int:
         with _listening(engine, "before_cursor_execute", count):
             work()
     finally:
-        for connection in counted:  # Not sooner: rows are read while they are fetched.
+        for connection in counted:  # Only now, because SQLite reads rows while they are fetched.
             connection.set_progress_handler(None, 0)
     return steps
 
 
-def _tell_at_once(_conn: Any, cursor: Any, *_rest: Any) -> None:
-    """PostgreSQL's processes tell what they read once a second; this one does so at its transaction's end."""
+def _flush_statistics(_conn: Any, cursor: Any, *_rest: Any) -> None:
+    """Make PostgreSQL publish its counts at the end of this transaction, not only once a second."""
     cursor.connection.execute("SELECT pg_stat_force_next_flush()")
 
 
-def _read_so_far(engine: Engine) -> int:
+def _rows_read(engine: Engine) -> int:
     with engine.connect() as connection:
-        return int(connection.execute(text(READ_SO_FAR[engine.dialect.name])).scalar_one())
+        return int(connection.execute(text(ROWS_READ[engine.dialect.name])).scalar_one())
 
 
 @contextmanager

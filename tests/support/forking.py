@@ -1,4 +1,4 @@
-"""A child of a fork, for tests of what it must not share with its parent."""
+"""A forked child process, for tests of what it must not share with its parent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.polling import poll
 
 @contextmanager
 def forked(act: Callable[[], object]) -> Iterator[None]:
-    """Run `act` in a child while the block runs here. Fails at the end if `act` raised, or has not ended in time."""
+    """Run `act` in a forked child while the block runs here. Fails if `act` raises or runs longer than 20 s."""
     with warnings.catch_warnings():
-        # Newer Pythons warn of a fork beside threads, which is what these tests are about.
+        # Newer Pythons warn of a fork in a process with threads, which is what these tests are about.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -30,7 +30,7 @@ def forked(act: Callable[[], object]) -> Iterator[None]:
             os._exit(code)
     try:
         yield
-        ended, status = poll(lambda: _ended(child), timeout=20, what="the child has ended")
+        ended, status = poll(lambda: _ended(child), timeout=20, what="the child ended")
         child = 0
         assert os.waitstatus_to_exitcode(status) == 0, f"the child {ended} failed: see what it printed"
     finally:

@@ -1,4 +1,4 @@
-"""Gateways to providers that tests bring, with breaker and slots in memory."""
+"""Gateways to the providers of a test, with breaker and call slots in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aijobs.testing.memory_call_slots import MemoryCallSlots
 
 
 def health() -> dict[str, Any]:
-    """What `build_services` takes in place of what it keeps in Redis."""
+    """Return arguments for `build_services`: breaker and call slots in memory instead of Redis."""
     return {"breaker_store": MemoryBreakerStore(), "call_slots": MemoryCallSlots()}
 
 
 def gateway_to(*providers: AiProvider, limit: int = 0, breaker: CircuitBreaker | None = None) -> AiGateway:
-    """The way to these providers, each treated as a server that may have `limit` calls at once."""
+    """Return a gateway to these providers with at most `limit` calls at once for each; 0 means no limit."""
     breaker = breaker or CircuitBreaker(MemoryBreakerStore(), 5, 30.0)
     return AiGateway(providers, {provider.name: limit for provider in providers}, breaker, MemoryCallSlots())

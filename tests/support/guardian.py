@@ -1,9 +1,9 @@
-"""Ends what a test process started, should that process die before it could do so itself.
+"""A program that ends the processes of a test process if that dies first.
 
-Run as a program, in a session of its own. It reads one order a line on its standard input: `+PGID` (a
-process group was started), `-PGID` (it has ended), `d PATH` (a folder to remove). When the pipe closes,
-be it by a polite end, by Ctrl-C or by kill -9, it ends the groups that are left and removes the folders.
-It imports the standard library alone, so that it starts fast.
+It runs in its own session and reads one order per line from standard input: `+PGID` (a process group was
+started), `-PGID` (it has ended), `d PATH` (a folder to remove). When the pipe closes, after a normal end,
+Ctrl-C or kill -9, it ends the remaining groups and removes the folders. It imports only the standard
+library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRACE_S = 3.0
 
 
 def _signal_all(groups: set[int], signal_number: int) -> set[int]:
-    """Send a signal to each group and return the groups that were still there."""
+    """Send a signal to each group and return the groups that still existed."""
     alive = set()
     for group in groups:
         try:
@@ -30,7 +30,7 @@ def _signal_all(groups: set[int], signal_number: int) -> set[int]:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, again for as long as something that is about to end still writes into it."""
+    """Remove a folder, and try again for `GRACE_S` while an ending process still writes into it."""
     deadline = time.monotonic() + GRACE_S
     while os.path.exists(folder) and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)

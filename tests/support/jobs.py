@@ -1,7 +1,7 @@
-"""A small kit for tests of the record: services over a migrated database and a broker in memory.
+"""A kit for tests of jobs: services over a migrated database and a broker in memory.
 
-`open_kit(url)` gives them; the kit makes synthetic jobs, takes them, puts them into any state by the lifecycle's own
-writers, and reads rows and history as the database holds them.
+`open_kit(url)` opens it. The kit creates synthetic jobs, locks them, brings them into any state through the
+lifecycle, and reads their rows and history.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["BEGIN", "KEYS", "Kit", "KitBroker", "open_kit", "prepare_database", 
 KEYS = KeyRing((("k1", b"m" * 32),))
 CREDENTIAL_KEYS = KeyRing((("c1", b"c" * 32),))
 BEGIN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
-"""Where a frozen clock stands at first."""
+"""The first time of a frozen clock."""
 
 BACKGROUND_TYPE = "synthetic_background"
 """`synthetic` on the queue `ai-background`."""
@@ -46,14 +46,14 @@ STUBBORN_TYPE = "synthetic_stubborn"
 
 
 class KitBroker(MemoryBroker):
-    """The broker in memory, with the attribute that the wiring looks for."""
+    """The broker in memory, with the attribute `client`, which the wiring reads."""
 
     client: Any = None
 
 
 @dataclass
 class Kit:
-    """Services and what tests do with them. `clock` is the services' clock; `broker` their broker."""
+    """Services with their clock and broker, and shortcuts for tests."""
 
     services: Services
     broker: Any
@@ -75,7 +75,7 @@ class Kit:
     # --- making ------------------------------------------------------------------------------------------------
 
     def request(self, *calls: Mapping[str, Any], **changes: Any) -> CreateJobInput:
-        """A request of the user u1 for a synthetic job with these calls; `changes` are its fields or overrides."""
+        """Return a request of user u1 for a synthetic job with these calls; `changes` are fields or overrides."""
         overrides = {name: changes.pop(name) for name in list(changes) if name in Overrides.__dataclass_fields__}
         values: dict[str, Any] = {
             "user_id": "u1",
@@ -92,13 +92,13 @@ class Kit:
         return self.jobs.create_job(self.request(*calls, **changes))
 
     def new_job(self, *calls: Mapping[str, Any], **changes: Any) -> AiJob:
-        """A new queued job."""
+        """Create a queued job."""
         created = self.create(*calls, **changes)
         assert created.created
         return created.job
 
     def lock(self, job_id: str, instance: str = "worker-1") -> Lease:
-        """Take the job as by its message; the lease."""
+        """Lock the job by its message and return the lease."""
         with self.database.read() as session:
             job = session.get(AiJob, job_id)
             event = self.services.outbox_events.enqueue_event(session, job) if job else None
@@ -106,19 +106,19 @@ class Kit:
         return lease_of(self.lifecycle.lock_job(job_id, instance, event_id=event_id).job)
 
     def running(self, **changes: Any) -> Lease:
-        """The lease of a new job that a worker just took."""
+        """Create and lock a job; return the lease."""
         return self.lock(self.new_job(**changes).id)
 
     def advance(self, seconds: float) -> None:
-        """Move a frozen clock."""
+        """Advance the frozen clock."""
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(timedelta(seconds=seconds))
 
     def job_in(self, state: str, **changes: Any) -> tuple[str, Lease]:
-        """A job brought into `state` by its writers, and the lease of the attempt that was (or would be) its last.
+        """Bring a new job into `state` through the lifecycle. Return its id and last lease, if need be a made-up one.
 
-        Beside the five states: `retrying` (running, waits for its next attempt, due now), `cancel_requested`
-        (running, a worker holds it).
+        Besides the five states: `retrying` (running, waits for its next attempt, due now), `cancel_requested`
+        (running, a worker holds it), `cancelled_waiting` (cancelled before any attempt).
         """
         job = self.new_job(**changes)
         if state == "queued":
@@ -148,12 +148,12 @@ class Kit:
             session.add(QueuePause(queue_name=queue_name, reason="test", paused_by="test", paused_at=BEGIN))
 
     def set(self, job_id: str, **values: Any) -> None:
-        """Overwrite columns of a job behind the lifecycle's back."""
+        """Overwrite columns of a job without the lifecycle."""
         with self.database.transaction() as session:
             session.execute(update(AiJob).where(AiJob.id == job_id).values(**values))
 
     def analyze(self, table: str) -> None:
-        """Have the database learn how many rows of which kind a table holds, as it does by itself in time."""
+        """Update the statistics that the query planner uses for a table."""
         words = "ANALYZE TABLE" if is_mysql(self.database.engine.dialect) else "ANALYZE"
         with self.database.engine.begin() as connection:
             connection.execute(text(f"{words} {table}"))
@@ -161,27 +161,27 @@ class Kit:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> AiJob:
-        """The job as it is now."""
+        """Return the job's current row."""
         with self.database.read() as session:
             return session.get_one(AiJob, job_id)
 
     def row(self, job_id: str) -> dict[str, Any]:
-        """Every column of the job's row, output and internal message too."""
+        """Return every column of the job's row, including output and internal message."""
         return self.rows("ai_jobs", id=job_id)[0]
 
     def rows(self, table: str, **where: Any) -> list[dict[str, Any]]:
-        """Every column of a table's rows, in order of the primary key."""
+        """Return every column of a table's rows, in order of the primary key."""
         source: Table = Base.metadata.tables[table]
         query = select(source).filter_by(**where).order_by(*source.primary_key.columns)
         with self.database.read() as session:
             return [dict(row) for row in session.execute(query).mappings()]
 
     def everything(self) -> dict[str, list[dict[str, Any]]]:
-        """All rows of all our tables: for `nothing was written`."""
+        """Return all rows of all tables, to compare that nothing was written."""
         return {name: self.rows(name) for name in Base.metadata.tables}
 
     def counts(self) -> dict[str, int]:
-        """How many rows each table has, those with none left out."""
+        """Return the number of rows of each table that isn't empty."""
         with self.database.read() as session:
             found = {
                 name: session.execute(select(func.count()).select_from(table)).scalar_one()
@@ -190,20 +190,20 @@ class Kit:
         return {name: count for name, count in found.items() if count}
 
     def history(self, job_id: str) -> list[AiJobEvent]:
-        """The job's history in order."""
+        """Return the job's history in order."""
         with self.database.read() as session:
             query = select(AiJobEvent).where(AiJobEvent.job_id == job_id).order_by(AiJobEvent.seq)
             return list(session.execute(query).scalars())
 
     def types(self, job_id: str) -> list[str]:
-        """The types of the job's history rows; their numbers are 1, 2, 3 … and end at the job's `event_seq`."""
+        """Return the types of the job's history rows. Asserts that they are numbered 1, 2, … `event_seq`."""
         history = self.history(job_id)
         assert [row.seq for row in history] == list(range(1, len(history) + 1))
         assert self.job(job_id).event_seq == len(history)
         return [row.type for row in history]
 
     def events(self, job_id: str, event_type: str | None = None) -> list[OutboxEvent]:
-        """The job's outbox events in the order they were made."""
+        """Return the job's outbox events in the order of their creation."""
         query = select(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).order_by(OutboxEvent.id)
         with self.database.read() as session:
             found = list(session.execute(query).scalars())
@@ -211,7 +211,7 @@ class Kit:
 
     @contextmanager
     def statements(self) -> Iterator[list[str]]:
-        """The SQL that is run meanwhile."""
+        """Collect the SQL statements that run in the block."""
         seen: list[str] = []
 
         def note(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
@@ -226,9 +226,10 @@ class Kit:
 
 @contextmanager
 def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **settings: Any) -> Iterator[Kit]:
-    """The kit over a migrated database (`create_database(prepare_database)`); `clock` None: the database's own.
+    """Open a kit over a migrated database (`create_database(prepare_database)`).
 
-    `settings` are fields of `Settings`; no limits for users without them. `broker` None: one in memory.
+    The defaults are the database's clock and a broker in memory. `settings` are fields of `Settings`; by default
+    users have no limit of active jobs.
     """
     values: dict[str, Any] = {
         "instance_path": Path("/nonexistent"),
@@ -253,7 +254,7 @@ def open_kit(url: str, *, clock: Clock | None = None, broker: Any = None, **sett
 
 
 def race(*works: Callable[[], Any], timeout: float = 60) -> list[Any]:
-    """Run these in threads that start at one barrier; what each returned, or the exception it raised."""
+    """Run each work in a thread, all from one barrier. Return what each returned or the exception it raised."""
     barrier = threading.Barrier(len(works))
     outcomes: list[Any] = [None] * len(works)
 

@@ -1,4 +1,4 @@
-"""The log as lines: what our JSON renderer would write to stderr."""
+"""The log as the lines that the JSON renderer writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aijobs.logs import configure
 
 @contextlib.contextmanager
 def captured_lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Within it, `lines()` gives what was logged so far, from every thread, one dict a line."""
+    """Yield a function that returns what all threads have logged so far, one dict per line."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     configure("INFO", stream=stream)

@@ -1,4 +1,4 @@
-"""COMMITs whose answer is lost, before or after they took effect."""
+"""COMMITs whose answer is lost, before or after they take effect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aijobs.db.database import Database
 
 @contextmanager
 def lose_commits(database: Database, when: Literal["before", "after"], *, times: int = 1) -> Iterator[list[int]]:
-    """Cut the connection at the next `times` COMMITs, `before` the server sees them or `after` it obeyed.
+    """Cut the connection at the next `times` COMMITs, `before` or `after` they take effect.
 
-    What is given counts down to 0 once all were lost.
+    Yields a list with one number: how many are still to be lost.
     """
     dialect: Any = database.engine.dialect
     original, left = dialect.do_commit, [times]
@@ -38,9 +38,9 @@ def lose_commits(database: Database, when: Literal["before", "after"], *, times:
 
 @contextmanager
 def late_commit(database: Database, seconds: float = 0.5) -> Iterator[list[int]]:
-    """Lose the next COMMIT's answer, and have it take effect only `seconds` later: it is on its way still.
+    """Lose the next COMMIT's answer and delay the COMMIT by `seconds`, as a slow network would.
 
-    What is given counts down to 0 once one was lost.
+    Yields a list with one number: 1, and 0 after the answer was lost.
     """
     dialect: Any = database.engine.dialect
     original, left, waiting = dialect.do_commit, [1], list[threading.Timer]()
@@ -79,7 +79,7 @@ def late_commit(database: Database, seconds: float = 0.5) -> Iterator[list[int]]
 
 
 def _disconnect(dialect: Any) -> Exception:
-    """The driver's error for a connection that is gone."""
+    """Return the driver's error for a lost connection."""
     if dialect.name == "sqlite":
         return dialect.dbapi.ProgrammingError("Cannot operate on a closed database.")
     if dialect.name == "postgresql":

@@ -1,4 +1,4 @@
-"""Messages as the outbox makes them, for tests of the queues."""
+"""Messages as the outbox creates them, for tests of the queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = KeyRing.parse(f"k1:{SECRET}", "test")
 
 
 def outgoing(**changes: Any) -> OutgoingMessage:
-    """A message for `ai-interactive`, of a new event and a new job; `changes` are fields of either."""
+    """Return a message for `ai-interactive` of a new event and job; `changes` are fields of the message or its job."""
     job_id = changes.pop("job_id", None) or new_id()
     message = JobMessage(
         job_id=job_id,

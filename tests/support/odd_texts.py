@@ -1,4 +1,4 @@
-"""Texts that databases take differently, as the bytes that come over the line."""
+"""Texts that databases treat differently, as bytes of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job types of tests, brought into processes as an installed package would bring them."""
+"""Job types of tests, loaded into processes as those of an installed package."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def plug_in(folder: Path, name: str, modules: Mapping[str, str]) -> Path:
-    """Fill `folder` with what a package of this name would bring: the entry points of its job types.
+    """Write the metadata of a package with entry points for these job types into `folder`, and return the folder.
 
-    On the path of a process it makes them known there.
+    A process with `folder` on its Python path loads the job types.
     """
     metadata = folder / f"{name.replace('-', '_')}-1.dist-info"
     metadata.mkdir(parents=True)

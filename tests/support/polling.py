@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline instead of a sleep."""
+"""Polling with a deadline instead of a sleep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def poll(until: Callable[[], T], *, timeout: float = 10.0, interval: float = 0.02, what: str = "") -> T:
-    """Call `until` until it returns something true, and return that.
+    """Call `until` until it returns a true value, and return that value.
 
     `timeout` and `interval` are seconds. Exceptions of `until` are not caught, so that a broken probe
-    shows at once. Raises AssertionError that names `what` (or the function) and the last value.
+    fails at once. After the timeout, raises an AssertionError with `what` (or the function's name) and the last value.
     """
     deadline = time.monotonic() + timeout
     while True:

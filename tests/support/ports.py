@@ -1,17 +1,16 @@
-"""Ports for servers that tests start."""
+"""Free ports for the servers of tests."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-# Below the range from which systems take ports for outgoing connections, so that no such connection
-# sits on a server's port while the server restarts.
+# Below the range of outgoing connections, so that none of them takes a server's port while it restarts.
 _PORTS = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 on which nobody listens."""
+    """Return a free TCP port of 127.0.0.1."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe:

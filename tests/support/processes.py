@@ -1,7 +1,7 @@
-"""Programs started by tests: their output kept, their end certain.
+"""Programs that tests start: their output is kept and their end is certain.
 
-Each program leads a session of its own (so a Ctrl-C in the terminal does not reach it, and its children
-can be ended with it), and is registered with the guardian for the case that pytest is killed.
+Each program leads its own session, so that Ctrl-C in the terminal doesn't reach it and its children end with
+it. The guardian ends it if pytest is killed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.support.polling import poll
 
 RUN_MARK = "PYTEST_RUN_MARK"
 STOP_TIMEOUT_S = 60.0
-"""How long a program may take to write or to end: a deadline for what hangs, as a busy machine takes long."""
+"""How long a program may take to write or to end; long, because the machine may be busy."""
 GUARDIAN_TIMEOUT_S = 60.0
-"""For all that a test process may have left: each program a grace, each folder too, on a busy disk."""
+"""How long the guardian may take for all programs and folders that a test process left."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without the developer's own settings, plus `extra`."""
+    """Return the environment without the developer's aijobs settings, plus `extra`."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -42,11 +42,14 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Run:
-    """One test process (an xdist worker, or pytest itself): its temporary folder, its guardian, its mark."""
+    """One test process (an xdist worker or pytest itself) with its temporary folder and guardian.
+
+    `mark` is in the environment of every process that it starts.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="aijobs-tests-"))
-        # Another user must get through: PostgreSQL refuses to run as root.
+        # PostgreSQL refuses to run as root, so another user must be able to enter.
         self.folder.chmod(0o711)
         self.mark = uuid.uuid4().hex
         os.environ[RUN_MARK] = self.mark
@@ -59,22 +62,22 @@ class Run:
             text=True,
             bufsize=1,
         )
-        self._tell(f"d {self.folder}")
+        self._order(f"d {self.folder}")
 
     def new_folder(self, name: str) -> Path:
-        """A new empty folder that goes with the run; its path is short enough for a Unix socket in it."""
+        """Create an empty folder that is removed with the run; its path is short enough for a Unix socket."""
         folder = self.folder / f"{name}-{next(self._numbers)}"
         folder.mkdir()
         return folder
 
     def started(self, pid: int) -> None:
-        self._tell(f"+{pid}")
+        self._order(f"+{pid}")
 
     def ended(self, pid: int) -> None:
-        self._tell(f"-{pid}")
+        self._order(f"-{pid}")
 
     def leftovers(self) -> list[str]:
-        """Processes that this run started, directly or not, and that still live."""
+        """Return the live processes that this run started, directly or not."""
         children = {child.pid for child in psutil.Process().children(recursive=True)}
         found = []
         for process in psutil.process_iter(["pid", "status", "cmdline"]):
@@ -83,7 +86,7 @@ class Run:
             if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
             command = " ".join(process.info["cmdline"] or [])
-            # Python's own helper of multiprocessing lives as long as its parent, by design.
+            # The helper process of multiprocessing lives as long as its parent, by design.
             if "multiprocessing.resource_tracker" in command:
                 continue
             if process.pid in children or self._carries_mark(process):
@@ -97,19 +100,19 @@ class Run:
             return False
 
     def close(self) -> None:
-        """Let the guardian end what is left and remove the folder."""
+        """Let the guardian end the remaining processes and remove the folder."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         self._guardian.wait(timeout=GUARDIAN_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _tell(self, order: str) -> None:
+    def _order(self, order: str) -> None:
         assert self._guardian.stdin is not None
         self._guardian.stdin.write(order + "\n")
 
 
 class Program:
-    """A running program. `output` is what it wrote to standard output and standard error so far."""
+    """A running program. `output` is its standard output and standard error so far."""
 
     def __init__(
         self,
@@ -161,14 +164,14 @@ class Program:
         self._process.send_signal(signal_number)
 
     def freeze(self) -> None:
-        """Stop it in its tracks (SIGSTOP): connections stay open and nobody answers."""
+        """Suspend it with SIGSTOP: its connections stay open and get no answer."""
         self.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self.send_signal(signal.SIGCONT)
 
     def wait(self, timeout: float = STOP_TIMEOUT_S) -> int:
-        """Wait until it has ended by itself; return its exit code. AssertionError with its output if not."""
+        """Wait until it ends by itself and return its exit code. Raises AssertionError after `timeout`."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -177,7 +180,7 @@ class Program:
         return code
 
     def wait_for_output(self, text: str, timeout: float = STOP_TIMEOUT_S) -> str:
-        """Wait until `text` was written; return the whole output. AssertionError if it ends or is late."""
+        """Wait until `text` is in the output and return the output. Raises AssertionError if it ends or is late."""
 
         def written() -> bool:
             if text in self.output:
@@ -189,15 +192,15 @@ class Program:
         return self.output
 
     def kill(self) -> None:
-        """kill -9, the program alone; its children are ended with the test, if they don't end before."""
+        """Send SIGKILL to the program alone; its children end with the test at the latest."""
         self._process.kill()
         self._process.wait(STOP_TIMEOUT_S)
 
     def stop(self, signal_number: int = signal.SIGTERM, timeout: float = STOP_TIMEOUT_S) -> int:
-        """End it politely, after `timeout` seconds by force, with all its children; return its exit code."""
+        """End it and its children, by SIGKILL after `timeout` seconds. Return its exit code."""
         if self.is_running:
             self.send_signal(signal_number)
-            # A frozen process takes no other signal before it goes on.
+            # A suspended process handles other signals only after SIGCONT.
             self.send_signal(signal.SIGCONT)
             try:
                 self._process.wait(timeout)
@@ -209,7 +212,7 @@ class Program:
         return self.returncode
 
     def _end_group(self) -> None:
-        # The group lives on with the children of the leader, and keeps its number from being used again.
+        # The leader's children keep the group alive, so no other group has its number.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._run.ended(self.pid)
@@ -230,14 +233,15 @@ class Processes:
         cwd: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> Program:
-        """Start a program; `env` is added to the environment, which is without AIJOBS_ settings."""
+        """Start a program with `env` added to an environment without AIJOBS_ settings."""
         program = Program(self._run, command, name=name or Path(command[0]).name, env=env, cwd=cwd)
         self.programs.append(program)
         return program
 
     def stop_all(self) -> None:
-        """End all, the newest first: by force what has no children to end, the others politely, and all are asked
-        before any is waited for.
+        """End all programs, the newest first. Signal all before waiting for any.
+
+        Programs without children get SIGKILL, which is faster; the others get SIGTERM, so that they end their children.
         """
         for program in reversed(self.programs):
             if program.is_running:

@@ -1,9 +1,8 @@
-"""Queues with a crew that writes down what happens to it: what `huey_consumer` runs in the tests of the consumer.
+"""Queues for `huey_consumer` in the tests of the consumer, with a crew that writes a diary.
 
-`QUEUE_APP_DIARY` names the diary, to which each line is added whole. What a job does stands in its job type: `quick`,
-`slow` (until the file `go` lies beside the diary), `raises`, `abandons` (gives the process up, and goes on), `forks`
-(ends a forked child that would sleep for a minute).
-`QUEUE_APP_SCHEMA=old` makes the crew refuse to start.
+`QUEUE_APP_DIARY` is the path of the diary. The job type says what a job does: `quick`, `slow` (waits for the file `go`
+beside the diary), `raises`, `abandons` (calls `abandon` and runs on), `forks` (terminates a forked child that would
+sleep for a minute). `QUEUE_APP_SCHEMA=old` makes the crew refuse to start.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from aijobs.queues.message import JobMessage
 
 
 def note(text: str) -> None:
-    """Add a line to the diary."""
+    """Append a line to the diary."""
     with Path(os.environ["QUEUE_APP_DIARY"]).open("a") as diary:
         diary.write(f"{text}\n")
 
 
 def sleep(says: Connection) -> None:
-    """What a forked child does: say that it runs, and sleep."""
+    """Report that the forked child runs, then sleep."""
     says.send("runs")
     time.sleep(60)
 
 
 class Register:
-    """The jobs at work in this process, as an engine keeps them."""
+    """The active jobs of this process, in place of an engine."""
 
     def __init__(self, queue: AiJobsHuey) -> None:
         self._queue = queue
@@ -79,7 +78,7 @@ class Register:
 
 
 def build_jobs(queue: AiJobsHuey) -> Crew:
-    """The crew of a queue of jobs."""
+    """Return the crew of a job queue."""
     if os.environ.get("QUEUE_APP_SCHEMA") == "old":
         raise SettingsError("the schema is old: run `aijobs db upgrade`")
     register = Register(queue)
@@ -96,7 +95,7 @@ def build_jobs(queue: AiJobsHuey) -> Crew:
 
 
 def build_passes(queue: AiJobsHuey) -> Crew:
-    """The crew of the maintenance queue: a quick pass and a broken one."""
+    """Return the crew of the maintenance queue: a quick pass and a broken one."""
 
     def breaks() -> None:
         note("broken pass")

@@ -1,4 +1,4 @@
-"""Rows put into the database directly, for tests of what reads them."""
+"""Builders of rows, for tests of code that reads the database."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def prepare_database(url: str) -> None:
 
 
 def build_job(**changes: Any) -> AiJob:
-    """A queued synthetic job of the user u1."""
+    """Build a queued synthetic job of user u1."""
     return AiJob(**{**job_columns(**changes), "lifecycle_status": "queued", **changes})
 
 
 def job_columns(**changes: Any) -> dict[str, Any]:
-    """The columns of a new synthetic job of the user u1."""
+    """Build the columns of a new synthetic job of user u1."""
     job_id = changes.pop("id", None) or new_id()
     values: dict[str, Any] = {
         "id": job_id,
@@ -50,7 +50,7 @@ def job_columns(**changes: Any) -> dict[str, Any]:
 
 
 def ended(status: str, **changes: Any) -> dict[str, Any]:
-    """The fields of a job in a final state."""
+    """Return the fields of a job in a final state."""
     times = {"started_at": BEGIN + timedelta(seconds=1), "finished_at": BEGIN + timedelta(seconds=5)}
     if status == "succeeded":
         times["progress"] = 100
@@ -60,7 +60,7 @@ def ended(status: str, **changes: Any) -> dict[str, Any]:
 
 
 def held(**changes: Any) -> dict[str, Any]:
-    """The fields of a job that a worker runs."""
+    """Return the fields of a job that a worker runs."""
     return {
         "lifecycle_status": "running",
         "attempt_no": 1,
@@ -73,7 +73,7 @@ def held(**changes: Any) -> dict[str, Any]:
 
 
 def build_event(job: AiJob, **changes: Any) -> OutboxEvent:
-    """The first enqueue event of `job`, published two seconds after it was made."""
+    """Build the first enqueue event of `job`, published two seconds after its creation."""
     event_type = changes.get("event_type", OutboxEventType.ENQUEUE)
     values: dict[str, Any] = {
         "event_type": event_type,
@@ -93,7 +93,7 @@ def build_event(job: AiJob, **changes: Any) -> OutboxEvent:
 
 
 def build_snapshot(job: AiJob, content: Any) -> AiJobSnapshot:
-    """The frozen input of `job`."""
+    """Build the snapshot of `job`."""
     return AiJobSnapshot(
         job_id=job.id,
         schema_version="1",
@@ -106,7 +106,7 @@ def build_snapshot(job: AiJob, content: Any) -> AiJobSnapshot:
 
 
 def build_call(job: AiJob, **changes: Any) -> AiUsageLog:
-    """A provider call of `job` that was answered and has a price."""
+    """Build a provider call of `job` that was answered and has a price."""
     values: dict[str, Any] = {
         "job_id": job.id,
         "attempt_no": 1,
@@ -128,7 +128,7 @@ def build_call(job: AiJob, **changes: Any) -> AiUsageLog:
 
 
 def build_history(job: AiJob, *types: str) -> list[AiJobEvent]:
-    """History rows of these types, one a second."""
+    """Build history rows of these types, one per second."""
     return [
         AiJobEvent(
             job_id=job.id, seq=n, type=t, attempt_no=0, actor="user:u1", at=job.created_at + timedelta(seconds=n)
@@ -138,14 +138,14 @@ def build_history(job: AiJob, *types: str) -> list[AiJobEvent]:
 
 
 def build_artifacts(job: AiJob, *ids: str) -> list[AiJobArtifact]:
-    """Artifacts in the order of `ids`."""
+    """Build artifacts in the order of `ids`."""
     return [
         AiJobArtifact(job_id=job.id, artifact_type="Flashcard", artifact_id=i, ordinal=n) for n, i in enumerate(ids)
     ]
 
 
 def add(database: Database, *rows: Any) -> None:
-    """Write rows, parents first, in one transaction."""
+    """Write rows in the given order, parents first, in one transaction."""
     with database.transaction() as session:
         for row in rows:
             session.add(row)

@@ -1,7 +1,7 @@
-"""One migrated database of each kind for all tests of this process, and one engine over it.
+"""One migrated database of each kind and one engine over it, for all tests of this process.
 
-Wiping is faster than copying, and an engine compiles a statement once: with one of its own, each test would spend most
-of its time on compiling the same ones.
+Wiping is faster than copying a template. A shared engine compiles each statement once; with an engine of its own, each
+test would spend most of its time on compiling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _scratch: dict[Databases, _Scratch] = {}
 
 
 def scratch_database(server: Databases, fill: Callable[[Connection], None] | None = None) -> str:
-    """A migrated database of this kind, empty but for what `fill` puts into it."""
+    """Return the URL of a migrated database of this kind with only the rows that `fill` inserts."""
     found = _scratch.get(server)
     if found is None or not _wipe(found.engine):
         url = server.create_database(prepare_database)
@@ -45,8 +45,10 @@ def scratch_database(server: Databases, fill: Callable[[Connection], None] | Non
 
 @contextmanager
 def open_database(url: str) -> Iterator[Database]:
-    """The database at `url`. On a scratch database over the engine of all tests, in a view of this test's own: what it
-    listens to goes with it. (Not so what belongs to the dialect or the pool: a test takes that away itself.)
+    """Open the database at `url`, a scratch database over the shared engine.
+
+    Event listeners that a test adds to its `Database` go with it. A test must remove changes of the dialect or the
+    pool itself.
     """
     shared = next((scratch.engine for scratch in _scratch.values() if scratch.url == url), None)
     database = Database(url, pool_size=POOL_SIZE) if shared is None else Database(shared.execution_options())
@@ -57,10 +59,10 @@ def open_database(url: str) -> Iterator[Database]:
 
 
 def _wipe(engine: Engine) -> bool:
-    """Delete all rows; False where the database is not there any more."""
+    """Delete all rows. Return False if the database doesn't exist any more."""
     try:
         with engine.begin() as connection:
-            tables = Base.metadata.sorted_tables  # A model that was imported since the last look is new among them.
+            tables = Base.metadata.sorted_tables  # Read each time: a test may have imported another model.
             filled = connection.execute(_has_rows(*tables)).mappings().one()
             for table in reversed(tables):
                 if filled[table.name]:
@@ -73,5 +75,5 @@ def _wipe(engine: Engine) -> bool:
 
 @cache
 def _has_rows(*tables: Table) -> Select[tuple[bool, ...]]:
-    """One question for all: most tables are empty, and each statement is a way to the server."""
+    """Return one query for all tables, to save a round trip to the server for each empty table."""
     return select(*(exists(select(1).select_from(table)).label(table.name) for table in tables))

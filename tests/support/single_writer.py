@@ -1,8 +1,7 @@
-"""Catches, while tests run, any write of a job's `lifecycle_status` that the lifecycle repository didn't make.
+"""A watch for writes of a job's `lifecycle_status` outside the lifecycle repository, while tests run.
 
-A static rule sees names; this sees what is done: the SQL that reaches a driver, and the attribute that is set on an
-object. Who does it is read from the stack: the innermost module of ours that isn't one of the carriers, which write
-what they are given. Tests themselves may write what they like.
+It sees the SQL that reaches a driver and attributes that are set on a job. The writer is the innermost module of this
+repository on the stack, except the carriers, which write on behalf of their callers. Tests may write anything.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sqlalchemy import Engine, event
 from aijobs.jobs.models import AiJob
 
 WRITER = "aijobs.jobs.lifecycle."
-"""The package; its `changes` carries what the other modules decide."""
+"""The only package that may write the state."""
 CARRIERS = frozenset({"aijobs.db.database", "aijobs.db.statements", "aijobs.jobs.lifecycle.changes", __name__})
 COLUMN = AiJob.lifecycle_status.key
 _OURS = re.compile(r"(aijobs|tests|bench)\.")
@@ -29,17 +28,17 @@ _WRITES = re.compile(
 
 
 class SecondWriter(AssertionError):
-    """Something else than the lifecycle repository wrote a job's state."""
+    """Code outside the lifecycle repository wrote a job's state."""
 
 
 def writes_the_state(statement: str) -> bool:
-    """Whether a statement sets the column; one that only has it in its WHERE doesn't."""
+    """Return whether a statement sets the column, not only compares it in its WHERE clause."""
     head = re.split(r"\bwhere\b", statement, maxsplit=1, flags=re.IGNORECASE)[0]
     return COLUMN in head and _WRITES.match(head) is not None
 
 
 class Watch:
-    """What was caught so far; `install` once a process."""
+    """Collects the violations of this process. Call `install` once."""
 
     def __init__(self) -> None:
         self.caught: list[str] = []
@@ -54,18 +53,18 @@ class Watch:
         event.remove(AiJob.lifecycle_status, "set", self._before_attribute)
 
     def take(self) -> list[str]:
-        """What was caught, and forget it."""
+        """Return the violations and forget them."""
         caught, self.caught = self.caught, []
         return caught
 
     def _before_statement(self, _connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         if writes_the_state(statement):
-            self._judge(sys._getframe(1), "a statement")
+            self._check(sys._getframe(1), "a statement")
 
     def _before_attribute(self, _job: AiJob, _value: Any, _old: Any, _initiator: Any) -> None:
-        self._judge(sys._getframe(1), "an attribute")
+        self._check(sys._getframe(1), "an attribute")
 
-    def _judge(self, frame: FrameType | None, what: str) -> None:
+    def _check(self, frame: FrameType | None, what: str) -> None:
         who = _innermost(frame)
         if who is not None and not who.startswith(WRITER) and who.startswith("aijobs."):
             self.caught.append(f"{who} writes {COLUMN} by {what}")

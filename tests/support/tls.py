@@ -1,4 +1,4 @@
-"""TLS before a server that speaks none: certificates of a CA of our own, and a port that hands on what it decrypts."""
+"""A TLS proxy for a server without TLS, and self-signed certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    """Write a self-signed certificate for 127.0.0.1 and its key; return both paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aijobs tests")])
     now = datetime.now(UTC)
@@ -45,7 +45,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def tls_port(server_port: int, certificate: Path, key: Path) -> Iterator[int]:
-    """A port of 127.0.0.1 that speaks TLS and hands on to `server_port`."""
+    """Yield a TLS port of 127.0.0.1 that forwards to `server_port`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A cancellation token that tests set by hand."""
+"""A cancellation token for tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from aijobs.errors import JobError
 
 
 class HandToken:
-    """Cancelled after `looks` looks at it; never, where `looks` is None."""
+    """Is cancelled after `checks` calls of `raise_if_cancelled`; never if `checks` is None."""
 
-    def __init__(self, looks: int | None = None) -> None:
-        self._left = looks
+    def __init__(self, checks: int | None = None) -> None:
+        self._left = checks
         self.shown: list[int] = []
-        """What `progress` was told."""
+        """The values passed to `progress`."""
 
     @property
     def cancelled(self) -> bool:

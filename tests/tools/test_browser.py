@@ -1,4 +1,4 @@
-"""The browser that journeys use starts, runs scripts, and forgets."""
+"""The browser of the journeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seed of a chaos run stands for."""
+"""The plan of a chaos run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.chaos.provider import STEPS
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
-def test_a_seed_is_one_sequence_and_another_seed_another(database: str) -> None:
+def test_seed_determines_the_plan(database: str) -> None:
     plan = build_plan(5, 60, database)
     assert str(plan) == str(build_plan(5, 60, database))
     assert str(plan) != str(build_plan(6, 60, database))
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb"])
-def test_a_minute_has_every_kind_of_fault_and_action(database: str) -> None:
+def test_plan_of_a_minute_contains_every_kind_of_fault_and_action(database: str) -> None:
     plan = build_plan(5, 60, database)
     faults = {(fault.kind, fault.target.partition("-")[0]) for fault in plan.faults}
     for expected in (("kill", "web"), ("kill", "maintenance"), ("freeze", "maintenance"), ("freeze", "broker")):
@@ -28,7 +28,7 @@ def test_a_minute_has_every_kind_of_fault_and_action(database: str) -> None:
     assert {action.kind for action in plan.actions} == {"create", "repeat", "cancel", "retry"}
 
 
-def test_about_every_second_job_asks_a_server_and_each_of_its_steps_is_one_that_there_is() -> None:
+def test_every_second_job_calls_a_server_and_scripts_use_every_step() -> None:
     creates = [action.create for action in build_plan(5, 600, "sqlite").actions if action.kind == "create"]
     served = [create for create in creates if create.is_served]
     assert 0.4 < len(served) / len(creates) < 0.6

@@ -1,4 +1,4 @@
-"""The judge itself: sound evidence is left alone, and each kind of broken promise is found."""
+"""The verdict of a chaos run: it accepts sound evidence and finds each kind of broken promise."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Case:
         self.usage = build_call(self.job, id="usage-1")
         self.call = Call("usage-1", self.job.id, 1, asked=1, answered=1)
         self.book = Book()
-        told = self.book.of(create)
-        told.job_ids, told.made, told.chain = [self.job.id], 1, [self.job.id]
+        promise = self.book.of(create)
+        promise.job_ids, promise.made, promise.chain = [self.job.id], 1, [self.job.id]
         history = build_history(self.job, "created", "locked", "provider_called", "output_saved", "succeeded")
         for event in history[1:]:
             event.attempt_no, event.actor, event.instance = 1, "worker", "host~1"
@@ -53,19 +53,19 @@ class Case:
         self.bill: list[Billed] = []
 
     def add_job(self, **fields: Any) -> AiJob:
-        """A job of the create, with the counters that the database would have filled in."""
+        """Return a job of the create, with the counters that the database would fill in."""
         counters = {"retry_count": 0, "lost_count": 0, "uncharged_losses": 0, "artifact_count": 0, "max_retry_count": 4}
         return build_job(job_type=self.create.job_type, target_id=CREATE.target_id, **{**counters, **fields})
 
     def judge(self, *, database_faults: bool = False) -> list[str]:
-        """What is found broken."""
+        """Return the texts of the broken promises."""
         evidence = Evidence(
             self.jobs, self.history, self.rows, self.events, self.artifacts, self.cards, self.calls, self.bill
         )
         return [broken.what for broken in judge(evidence, self.book, database_faults=database_faults)]
 
     def fail(self, code: str, **fields: Any) -> None:
-        """Let the job have failed without a result."""
+        """Change the job to failed without a result."""
         self.job.lifecycle_status, self.job.error_code, self.job.artifact_count = "failed", code, 0
         self.artifacts, self.cards = {}, {}
         for name, value in fields.items():
@@ -73,7 +73,7 @@ class Case:
 
 
 class ServedCase(Case):
-    """The same with a server for its provider, which has the call on its bill."""
+    """The same with a server as the provider, whose bill contains the call."""
 
     def __init__(self, create: Create = SERVED_CREATE) -> None:
         super().__init__(create)
@@ -82,16 +82,16 @@ class ServedCase(Case):
         self.bill = [self.bill_of("usage-1")]
 
     def bill_of(self, usage_id: str | None, number: int = 1, **fields: Any) -> Billed:
-        """What the server has of a call, which it answered whole."""
-        told = {"step": "good", "status": 200, "counted": TOKENS, "whole": True, "at": self.usage.started_at}
-        return Billed(number, usage_id, self.job.target_id, **{**told, **fields})
+        """Return the entry of a call on the bill, by default with a complete answer."""
+        answered = {"step": "good", "status": 200, "counted": TOKENS, "whole": True, "at": self.usage.started_at}
+        return Billed(number, usage_id, self.job.target_id, **{**answered, **fields})
 
     def change_bill(self, **fields: Any) -> None:
-        """Let the server say something else of its one call."""
+        """Change the entry of the one call on the bill."""
         self.bill = [replace(self.bill[0], **fields)]
 
     def call_again(self, usage_id: str, attempt_no: int, *, asked: int = 1, **fields: Any) -> None:
-        """Another call, that gave no answer: on the row, in the ledger, and on the bill."""
+        """Add another call, without an answer, to rows, ledger and bill."""
         row = {"provider": NAME, "state": "failed", "billed": "unknown", **fields}
         self.rows[self.job.id].append(build_call(self.job, id=usage_id, attempt_no=attempt_no, **row))
         self.calls[usage_id] = Call(usage_id, self.job.id, attempt_no, provider=row["provider"], asked=asked)
@@ -99,7 +99,7 @@ class ServedCase(Case):
             self.bill.append(self.bill_of(usage_id, 2, step="hang", status=None, counted=None, whole=False))
 
 
-def test_sound_evidence_is_left_alone() -> None:
+def test_sound_evidence_is_accepted() -> None:
     assert Case().judge() == []
     assert ServedCase().judge() == []
 
@@ -126,10 +126,10 @@ BREAKS: dict[str, tuple[Callable[[Case], Any], str]] = {
     "not ended": (lambda c: setattr(c.job, "lifecycle_status", "running"), "has not ended"),
     "cancel overruled": (lambda c: c.book.cancelled.add(c.job.id), "cancel acknowledged and is succeeded"),
     "two jobs": (_second_job_of_one_key, "is 2 jobs"),
-    "told two jobs": (lambda c: c.book.of(CREATE).job_ids.append("x"), "answered with several jobs"),
-    "made twice": (lambda c: setattr(c.book.of(CREATE), "made", 2), "told that they made it"),
-    "lost job": (lambda c: setattr(c.book.of(CREATE), "job_ids", ["x"]), "a job that is not there"),
-    "lost retry": (lambda c: c.book.of(CREATE).chain.append("x"), "a retry was told a job that is not there"),
+    "two answers": (lambda c: c.book.of(CREATE).job_ids.append("x"), "answered with several jobs"),
+    "made twice": (lambda c: setattr(c.book.of(CREATE), "made", 2), "said that they created the job"),
+    "lost job": (lambda c: setattr(c.book.of(CREATE), "job_ids", ["x"]), "an answer named a job that does not exist"),
+    "lost retry": (lambda c: c.book.of(CREATE).chain.append("x"), "a retry's answer named a job that does not exist"),
     "unasked job": (lambda c: setattr(c.job, "target_id", "c9"), "nobody asked for"),
     "result twice": (lambda c: c.cards.update({c.job.id: 4}), "4 business rows instead of 2"),
     "artifact lost": (lambda c: c.artifacts.clear(), "0 artifacts instead of 2"),
@@ -145,19 +145,19 @@ BREAKS: dict[str, tuple[Callable[[Case], Any], str]] = {
         "is failed with 1 business rows instead of 0",
     ),
     "bought again": (_ask_again_after_saving, "saved its answer at attempt 1 and asked again"),
-    "answer left lying": (_unsaved_answer, "that nobody saved or gave up"),
+    "unsaved answer": (_unsaved_answer, "that nobody saved or gave up"),
     "call without row": (lambda c: c.rows.clear(), "a provider call without its usage row"),
     "two calls, one row": (lambda c: setattr(c.call, "asked", 2), "2 calls on one usage row"),
     "open row": (lambda c: setattr(c.usage, "state", "started"), "never closed"),
     "row without answer": (lambda c: setattr(c.call, "answered", 0), "done without an answer"),
     "row without call": (lambda c: c.calls.clear(), "is done without an answer"),
-    "zombie": (_zombie_wrote, "has succeeded of attempt 1 from another than its holder"),
+    "zombie": (_zombie_wrote, "has succeeded of attempt 1, not written by its holder"),
     "surprise": (lambda c: c.book.surprise(Action(0, "cancel", CREATE), "HTTP 418"), "HTTP 418"),
 }
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_broken_promise_is_found(name: str) -> None:
+def test_broken_promise_is_found(name: str) -> None:
     breaks, says = BREAKS[name]
     case = Case()
     breaks(case)
@@ -165,7 +165,7 @@ def test_a_broken_promise_is_found(name: str) -> None:
 
 
 def _asked_again_of_the_server(case: ServedCase) -> None:
-    """By the server's log alone: the worker's own books say nothing of it."""
+    """Add a call that only the server's log contains, not the ledger."""
     case.call_again("usage-2", 2)
     del case.calls["usage-2"]
 
@@ -207,14 +207,14 @@ SERVED_BREAKS: dict[str, tuple[Callable[[ServedCase], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SERVED_BREAKS)
-def test_books_that_do_not_agree_with_the_servers_bill_are_found(name: str) -> None:
+def test_difference_between_rows_and_bill_is_found(name: str) -> None:
     breaks, says = SERVED_BREAKS[name]
     case = ServedCase()
     breaks(case)
     assert any(says in what for what in case.judge()), case.judge()
 
 
-def test_a_call_that_was_cut_off_may_be_on_the_bill_or_not_and_the_next_route_may_answer() -> None:
+def test_cut_off_call_may_be_on_the_bill_and_the_next_route_may_answer() -> None:
     case = ServedCase()
     case.usage.attempt_no = case.call.attempt_no = 1
     case.usage.call_no, case.usage.provider, case.call.provider = 2, "local", "local"
@@ -228,7 +228,7 @@ def test_a_call_that_was_cut_off_may_be_on_the_bill_or_not_and_the_next_route_ma
     assert case.judge() == []
 
 
-def test_tries_that_are_used_up_explain_a_servers_failure() -> None:
+def test_failure_by_the_server_is_accepted_after_all_retries() -> None:
     case = ServedCase()
     case.fail("PROVIDER_UNAVAILABLE", retry_count=4)
     assert case.judge() == []
@@ -239,7 +239,7 @@ def test_tries_that_are_used_up_explain_a_servers_failure() -> None:
     assert once.judge() == []
 
 
-def test_what_a_script_or_enough_lost_workers_explain_is_no_broken_promise() -> None:
+def test_failure_by_script_or_by_five_lost_workers_is_accepted() -> None:
     lost = Case()
     lost.fail("INTERNAL_WORKER_LOST", uncharged_losses=5)
     assert lost.judge() == []
@@ -252,7 +252,7 @@ def test_what_a_script_or_enough_lost_workers_explain_is_no_broken_promise() -> 
     assert scripted.judge() == []
 
 
-def test_poison_that_fails_early_or_succeeds_is_found() -> None:
+def test_poison_job_that_fails_early_or_succeeds_is_found() -> None:
     create = Create(0, CHAOS, "u1", "key-0", Script("poison", (), "INTERNAL_WORKER_LOST"), 2, 40)
     early, survivor = Case(create), Case(create)
     early.fail("INTERNAL_WORKER_LOST", lost_count=1, uncharged_losses=1)
@@ -260,7 +260,7 @@ def test_poison_that_fails_early_or_succeeds_is_found() -> None:
     assert "was to fail with INTERNAL_WORKER_LOST and succeeded" in survivor.judge()
 
 
-def test_a_database_that_went_away_explains_its_own_code_at_the_second_time_only() -> None:
+def test_database_failure_is_accepted_only_after_a_retry() -> None:
     case = Case()
     case.fail("INTERNAL_DATABASE")
     assert case.judge(database_faults=True)
@@ -271,7 +271,7 @@ def test_a_database_that_went_away_explains_its_own_code_at_the_second_time_only
     assert case.judge(database_faults=False)
 
 
-def test_a_process_that_was_not_started_again_is_found() -> None:
+def test_process_that_was_not_restarted_is_found() -> None:
     role = Role("web", [], starts=2, ends=Counter({-9: 2}))
     (broken,) = judge_roles({"web": role})
     assert isinstance(broken, Broken)

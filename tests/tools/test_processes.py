@@ -1,4 +1,4 @@
-"""Programs that tests start end with them, whatever happens."""
+"""Programs that tests start: they always end with the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import Processes, Run
 
 ROOT = Path(__file__).parents[2]
 
-# Starts a child that would live for ten minutes, says its number, and waits.
+# Starts a child that would live for ten minutes, prints its pid, and waits.
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -42,7 +42,7 @@ def test_poll_returns_the_first_true_value() -> None:
     assert poll(lambda: next(values), timeout=5) == "found"
 
 
-def test_poll_says_what_it_waited_for_and_what_it_saw() -> None:
+def test_poll_fails_with_the_condition_and_the_last_value() -> None:
     with pytest.raises(AssertionError, match="the moon; last value: 0"):
         poll(lambda: 0, timeout=0.05, what="the moon")
 
@@ -57,14 +57,14 @@ def test_program_ends_with_its_children(run: Run) -> None:
     poll(lambda: is_gone(child), what="the child is gone")
 
 
-def test_program_that_ignores_the_polite_signal_is_ended_by_force(processes: Processes) -> None:
+def test_program_that_ignores_sigterm_is_killed(processes: Processes) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);print('up', flush=True); time.sleep(600)"
     program = processes.spawn([sys.executable, "-c", code])
     program.wait_for_output("up")
     assert program.stop(timeout=0.2) == -signal.SIGKILL
 
 
-def test_program_sees_no_setting_of_the_developer(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_does_not_inherit_developer_settings(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_DATABASE_URL", "sqlite:///precious.db")
     code = "import os; print(os.environ.get('AIJOBS_DATABASE_URL'), os.environ['AIJOBS_REDIS_URL'])"
     program = processes.spawn([sys.executable, "-c", code], env={"AIJOBS_REDIS_URL": "redis://here"})
@@ -78,7 +78,7 @@ def test_program_that_ends_early_is_reported_with_its_output(processes: Processe
         program.wait_for_output("ready")
 
 
-def test_what_runs_is_found_as_left_over(run: Run, processes: Processes) -> None:
+def test_running_program_is_listed_as_leftover(run: Run, processes: Processes) -> None:
     program = processes.spawn(["sleep", "600"])
     assert any(line.startswith(f"{program.pid} ") for line in run.leftovers())
     program.stop()
@@ -86,7 +86,7 @@ def test_what_runs_is_found_as_left_over(run: Run, processes: Processes) -> None
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_a_pytest_that_is_killed(tmp_path: Path, end: signal.Signals) -> None:
+def test_processes_and_folder_of_a_killed_pytest_are_removed(tmp_path: Path, end: signal.Signals) -> None:
     script = textwrap.dedent(
         f"""
         import sys, time

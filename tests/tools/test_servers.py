@@ -1,4 +1,4 @@
-"""The servers that other tests lean on start, answer, and come back after a crash."""
+"""The servers that tests use: they start, answer, and restart after a crash."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def rows(url: str, query: str) -> list[tuple]:
     return found
 
 
-def test_missing_server_skips_at_home_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_skips_the_test_or_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ServerMissing("no MariaDB: mariadbd is missing")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="mariadbd is missing"):
         skip_or_fail(missing)
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="every part must be there"):
+    with pytest.raises(pytest.fail.Exception, match="every server must be installed"):
         skip_or_fail(missing)
 
 
@@ -56,13 +56,13 @@ def test_broker_is_empty_for_each_test(redis_url: str) -> None:
         assert client.get("left") == b"behind"
 
 
-def test_broker_is_empty_although_another_test_left_something(redis_url: str) -> None:
+def test_broker_is_empty_after_another_test_wrote_to_it(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
         client.set("left", "behind")
 
 
-def test_broker_keeps_its_address_and_loses_its_data_when_it_restarts(redis_url: str, valkey: ValkeyServer) -> None:
+def test_restarted_broker_keeps_its_address_and_loses_its_data(redis_url: str, valkey: ValkeyServer) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("key", "value")
         valkey.restart()
@@ -70,7 +70,7 @@ def test_broker_keeps_its_address_and_loses_its_data_when_it_restarts(redis_url:
     assert valkey.url == redis_url
 
 
-def test_broker_is_back_for_the_next_test_after_it_was_killed(valkey: ValkeyServer) -> None:
+def test_killed_broker_is_started_for_the_next_test(valkey: ValkeyServer) -> None:
     valkey.ensure_running()
     valkey.kill()
     with pytest.raises(redis.ConnectionError):
@@ -79,7 +79,7 @@ def test_broker_is_back_for_the_next_test_after_it_was_killed(valkey: ValkeyServ
     assert valkey.client().ping()
 
 
-def test_frozen_broker_takes_connections_and_answers_nothing(
+def test_frozen_broker_accepts_connections_and_answers_nothing(
     start_valkey: Callable[..., ValkeyServer],
 ) -> None:
     own = start_valkey()
@@ -91,7 +91,7 @@ def test_frozen_broker_takes_connections_and_answers_nothing(
         assert client.ping()
 
 
-def test_broker_of_ones_own_can_have_an_acl(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_own_broker_can_have_an_acl(start_valkey: Callable[..., ValkeyServer]) -> None:
     own = start_valkey("user worker on >secret ~aijobs:* +get +set +client|setinfo", "user default off")
     with redis.Redis.from_url(own.url_for("worker", "secret")) as client:
         client.set("aijobs:a", "1")
@@ -107,7 +107,7 @@ def test_each_kind_of_database_answers_and_starts_empty(database_url: str) -> No
     assert rows(database_url, "SELECT id, twice FROM child") == [(7, 2)]
 
 
-def test_prepared_databases_have_rows_and_keys_and_are_apart(create_database: Callable[..., str]) -> None:
+def test_prepared_databases_have_rows_and_keys_and_are_separate(create_database: Callable[..., str]) -> None:
     first = create_database(fill_with_parent_and_child)
     second = create_database(fill_with_parent_and_child)
     assert first != second
@@ -123,7 +123,7 @@ def test_prepared_databases_have_rows_and_keys_and_are_apart(create_database: Ca
     ]
 
 
-def test_database_goes_although_a_test_left_a_transaction_open(database_server: Databases) -> None:
+def test_database_with_an_open_transaction_can_be_dropped(database_server: Databases) -> None:
     url = database_server.create_database(fill_with_parent_and_child)
     engine = sa.create_engine(url)
     connection = engine.connect()
@@ -138,7 +138,7 @@ def test_database_goes_although_a_test_left_a_transaction_open(database_server: 
 
 
 @pytest.mark.mariadb
-def test_mariadb_tells_apart_what_unicode_tells_apart(mariadb: MariaDbServer) -> None:
+def test_mariadb_compares_texts_by_code_point(mariadb: MariaDbServer) -> None:
     url = mariadb.create_database()
     compared = rows(url, "SELECT 'k' = 'K', 'k' = 'k ', 'e' = 'é', @@time_zone")
     assert compared[0][3] == "+08:00"
@@ -152,7 +152,7 @@ def test_mariadb_tells_apart_what_unicode_tells_apart(mariadb: MariaDbServer) ->
 
 
 @pytest.mark.mariadb
-def test_mariadb_keeps_what_was_committed_when_it_restarts(mariadb: MariaDbServer) -> None:
+def test_restarted_mariadb_keeps_committed_data(mariadb: MariaDbServer) -> None:
     url = mariadb.create_database(fill_with_parent_and_child)
     mariadb.restart()
     assert rows(url, "SELECT id FROM child") == [(7,)]
@@ -160,7 +160,7 @@ def test_mariadb_keeps_what_was_committed_when_it_restarts(mariadb: MariaDbServe
 
 
 @pytest.mark.postgres
-def test_postgres_keeps_what_was_committed_when_it_restarts(postgres: PostgresServer) -> None:
+def test_restarted_postgres_keeps_committed_data(postgres: PostgresServer) -> None:
     url = postgres.create_database(fill_with_parent_and_child)
     postgres.restart()
     assert rows(url, "SELECT id FROM child") == [(7,)]
@@ -168,10 +168,10 @@ def test_postgres_keeps_what_was_committed_when_it_restarts(postgres: PostgresSe
     postgres.drop_database(url)
 
 
-def test_a_killed_postgres_comes_back_where_it_was_though_one_of_its_processes_is_slow_to_end(
+def test_killed_postgres_restarts_on_its_port_while_one_of_its_processes_still_ends(
     postgres: PostgresServer,
 ) -> None:
-    """It says that its shared memory is in use, which is nobody else's port."""
+    """PostgreSQL reports that its shared memory is in use; that doesn't mean that its port is taken."""
     port = postgres.port
     with postgres.connect() as connection:
         pid = connection.info.backend_pid

@@ -1,4 +1,4 @@
-"""A second module that writes a job's state is caught while tests run, by any name of the column."""
+"""The watch for modules outside the lifecycle that write a job's state, in any way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sqlite_kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
 
 @pytest.fixture
 def write_as_product(sqlite_kit: Kit) -> Callable[[str], None]:
-    """Return a function that runs a line in a unit of work, with `session` and `job_id`, as a module of the product."""
+    """Return a function that runs a line of code as a product module, in a transaction with `session` and `job_id`."""
     kit = sqlite_kit
     job_id = kit.new_job().id
 
@@ -61,9 +61,7 @@ def write_as_product(sqlite_kit: Kit) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_second_writer_is_caught_when_it_writes(
-    write_as_product: Callable[[str], None], single_writer: Watch, way: str
-) -> None:
+def test_second_writer_is_caught(write_as_product: Callable[[str], None], single_writer: Watch, way: str) -> None:
     with pytest.raises(SecondWriter, match=r"aijobs\.web\.sample writes lifecycle_status"):
         write_as_product(WAYS[way])
     assert single_writer.take()
@@ -82,7 +80,7 @@ def test_write_of_another_column_is_not_caught(write_as_product: Callable[[str],
     write_as_product(line)
 
 
-def test_the_repository_and_tests_may_write(sqlite_kit: Kit) -> None:
+def test_repository_and_tests_may_write_the_state(sqlite_kit: Kit) -> None:
     job_id, _ = sqlite_kit.job_in("failed")
     sqlite_kit.set(job_id, lifecycle_status="queued")
     assert sqlite_kit.job(job_id).lifecycle_status == "queued"
@@ -102,5 +100,5 @@ def test_the_repository_and_tests_may_write(sqlite_kit: Kit) -> None:
         ("SELECT lifecycle_status FROM ai_jobs", False),
     ],
 )
-def test_only_the_columns_that_a_statement_sets_count(statement: str, writes: bool) -> None:
+def test_statement_counts_as_a_write_only_if_it_sets_the_column(statement: str, writes: bool) -> None:
     assert writes_the_state(statement) is writes

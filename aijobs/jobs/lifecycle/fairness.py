@@ -22,7 +22,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import Unit
 from aijobs.db.statements import constant, read_rows
 from aijobs.jobs.conditions import DUE_AT, FREED, NO_CANCEL, NO_SUSPECT
-from aijobs.jobs.errors import NotYourTurn
+from aijobs.jobs.errors import AnotherUserNext
 from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import JobState
@@ -38,19 +38,19 @@ class FairShare:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._all_held = select(build_holders(clock))
-        self._behind: dict[str, float] = {}
-        """Users whose jobs let the jobs of others go first, and until when by `time.monotonic`."""
-        self._last: dict[str, str] = {}
+        self._deprioritised: dict[str, float] = {}
+        """Users who are last in the order of this process, with the end of that by `time.monotonic`."""
+        self._last_chosen: dict[str, str] = {}
         """The last user that fairness chose in this process, by queue. The next choice starts after it in the ring."""
 
-    def put_behind(self, user_id: str, seconds: float) -> None:
+    def deprioritise(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
-        self._behind[user_id] = time.monotonic() + seconds
+        self._deprioritised[user_id] = time.monotonic() + seconds
 
     @property
-    def has_users_behind(self) -> bool:
-        """Whether any user was put behind, and that may not be over."""
-        return bool(self._behind)
+    def has_deprioritised(self) -> bool:
+        """Whether any user was deprioritised, and that may not be over."""
+        return bool(self._deprioritised)
 
     def holds_another(self, job: FromClause) -> ColumnElement[bool]:
         """Build the condition that the user of a job, given by its row, holds another job of its queue.
@@ -66,22 +66,22 @@ class FairShare:
             other.id != job.c.id,
         )
 
-    def _users_behind(self) -> set[str]:
+    def _find_deprioritised(self) -> set[str]:
         now = time.monotonic()
-        for user_id, until in list(self._behind.items()):
+        for user_id, until in list(self._deprioritised.items()):
             if until <= now:
-                self._behind.pop(user_id, None)
-        return set(self._behind)
+                self._deprioritised.pop(user_id, None)
+        return set(self._deprioritised)
 
     def check(self, unit: Unit, job: HeldJob, holds_another: bool, job_types: Collection[str] | None) -> None:
-        """Raise `NotYourTurn` if the user of `job`, which this transaction has locked, had a fair share without it, and
-        another user who holds fewer jobs has one that is due.
+        """Raise `AnotherUserNext` if the user of `job` had a fair share without it, and another user, who holds fewer
+        jobs, has one that is due. This transaction has locked `job`.
 
-        `job_types`: what the worker can run (any).
+        `holds_another`: what that condition says. `job_types`: types that the worker can run; None means any.
         """
-        behind = self._users_behind()
-        if job.user_id in behind:
-            self._let_go_first(unit, job, behind, job_types)
+        deprioritised = self._find_deprioritised()
+        if job.user_id in deprioritised:
+            self._raise_if_another_waits(unit, job, deprioritised, job_types)
             return
         if not holds_another:
             return
@@ -93,14 +93,16 @@ class FairShare:
         if mine < max(1, (sum(holders.values()) + 1) // 2):
             return
         busy = {user for user, number in holders.items() if number >= mine}
-        self._let_go_first(unit, job, busy, job_types)
+        self._raise_if_another_waits(unit, job, busy, job_types)
 
-    def _let_go_first(self, unit: Unit, job: HeldJob, busy: set[str], job_types: Collection[str] | None) -> None:
-        """`NotYourTurn` if a user who isn't `busy` has a job that is due."""
-        best = self._next(unit, job.queue_name, self._last.get(job.queue_name, job.user_id), busy, job_types)
+    def _raise_if_another_waits(
+        self, unit: Unit, job: HeldJob, busy: set[str], job_types: Collection[str] | None
+    ) -> None:
+        """`AnotherUserNext` if a user who isn't `busy` has a job that is due."""
+        best = self._next(unit, job.queue_name, self._last_chosen.get(job.queue_name, job.user_id), busy, job_types)
         if best is not None:
-            self._last[job.queue_name] = best.user_id
-            raise NotYourTurn(job.id, best.id)
+            self._last_chosen[job.queue_name] = best.user_id
+            raise AnotherUserNext(job.id, best.id)
 
     def _next(
         self, unit: Unit, queue_name: str, last: str, busy: set[str], job_types: Collection[str] | None

@@ -101,9 +101,9 @@ class Locks(JobChanges):
     ) -> Locked:
         """Lock a due job for a new attempt; `JobLockConflict` if it can't be locked now.
 
-        Due, held by nobody, no cancel requested, and its queue not paused. `NotYourTurn` if its user has a fair share
-        of the queue already, and another user has a due job of `job_types` (any). `RunsAlone` if it is a suspect and
-        `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it.
+        It must be due, held by nobody, not to be cancelled, and its queue not paused. `AnotherUserNext` if the user has
+        a fair share of the queue already, and another user has a due job of `job_types` (None: any). `RunsAlone` if it
+        is a suspect and `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
         parameters = {
@@ -132,15 +132,15 @@ class Locks(JobChanges):
             row = read_rows(session, FIND_HELD, parameters).one_or_none()
             return None if row is None else self._with_event(session, locked_of(row))
 
-        if self._database.joins_statements and event_id is not None and not self._fair_share.has_users_behind:
+        if self._database.joins_statements and event_id is not None and not self._fair_share.has_deprioritised:
             locked = self._database.transact(lock_unhindered, confirm, alone=True)
             if locked is not None:
                 return locked
         return self._database.transact(lock, confirm)
 
-    def put_behind(self, user_id: str, seconds: float) -> None:
+    def deprioritise(self, user_id: str, seconds: float) -> None:
         """For so long, have this process lock the user's jobs only if no other user has one that is due."""
-        self._fair_share.put_behind(user_id, seconds)
+        self._fair_share.deprioritise(user_id, seconds)
 
     def find_held(self, lease: Lease, event_id: str | None) -> Locked | None:
         """Return the job that is held under `lease`, as `lock_job` did; None if the lease is lost."""

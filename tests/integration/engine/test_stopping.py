@@ -443,7 +443,7 @@ def test_a_lost_lease_is_logged_once_though_the_watcher_looks_before_the_code_ha
         remove = stage.active.remove
 
         def looked_at(run: Run) -> None:
-            look = threading.Thread(target=stage.watcher.look)
+            look = threading.Thread(target=stage.watcher.check)
             look.start()
             look.join()
             remove(run)
@@ -483,7 +483,7 @@ def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: A
     for event_type in ("ai.job.completed", "ai.job.failed", "ai.job.cancelled"):
 
         def look(_event: Any) -> None:
-            watcher = threading.Thread(target=stage.watcher.look)
+            watcher = threading.Thread(target=stage.watcher.check)
             watcher.start()
             watcher.join(10)
             assert not watcher.is_alive()
@@ -602,7 +602,7 @@ def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
     monkeypatch.setattr(stage.watcher, "_heartbeat_s", 0.0)
 
     def look(_event: Any) -> None:
-        watcher = threading.Thread(target=stage.watcher.look)
+        watcher = threading.Thread(target=stage.watcher.check)
         watcher.start()
         watcher.join(10)
 
@@ -642,7 +642,7 @@ def test_a_watcher_tries_once_at_a_look_and_again_at_the_next(
     if what == "cancel":
         stage.kit.lifecycle.request_cancel(job_id, "user:u1")
     else:
-        stage.watcher.look()
+        stage.watcher.check()
         monkeypatch.setattr(stage.watcher, "_heartbeat_s", 0.0)
     tries: list[int] = []
 
@@ -655,12 +655,12 @@ def test_a_watcher_tries_once_at_a_look_and_again_at_the_next(
     event.listen(stage.kit.database.engine, "before_cursor_execute", locked)
     try:
         with pytest.raises(OperationalError):
-            stage.watcher.look()
+            stage.watcher.check()
     finally:
         event.remove(stage.kit.database.engine, "before_cursor_execute", locked)
 
     assert tries == [1]
-    stage.watcher.look()
+    stage.watcher.check()
     if what == "cancel":
         assert delivery.wait() == "cancelled"
     else:

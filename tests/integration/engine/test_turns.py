@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aijobs.engine.prepare import TURNS
-from aijobs.jobs.errors import JobLockConflict, NotYourTurn
+from aijobs.engine.prepare import MAX_LOCK_ATTEMPTS
+from aijobs.jobs.errors import AnotherUserNext, JobLockConflict
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.check import Check
 from aijobs.outbox.repository import outgoing
@@ -110,13 +110,13 @@ def test_a_worker_that_is_always_too_late_stops_trying_and_leaves_the_message(
     def lock(job_id: str, *arguments: Any, **options: Any) -> AiJob:
         asked.append(job_id)
         if job_id == busy.second:
-            raise NotYourTurn(job_id, busy.other)
+            raise AnotherUserNext(job_id, busy.other)
         raise JobLockConflict(job_id, "taken")
 
     with monkeypatch.context() as patched:
         patched.setattr(kit.lifecycle, "lock_job", lock)
         assert pop(sqlite_stage) == "not_taken"
-    assert asked == [busy.second, busy.other, busy.second, busy.other, busy.second][:TURNS]
+    assert asked == [busy.second, busy.other, busy.second, busy.other, busy.second][:MAX_LOCK_ATTEMPTS]
     assert kit.broker.take(QUEUE).job_id == busy.second
     busy.let_go()
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert
 
 from aijobs.ids import new_id
-from aijobs.jobs.errors import JobLockConflict, NotYourTurn
+from aijobs.jobs.errors import AnotherUserNext, JobLockConflict
 from aijobs.jobs.lease import Lease, lease_of
 from aijobs.jobs.lifecycle.fairness import FEW_DUE
 from aijobs.jobs.models import AiJob
@@ -36,12 +36,12 @@ def take(kit: Kit, job_id: str) -> Lease:
     """Lock a job as a worker does that popped its message, or the one that fairness names instead."""
     try:
         return kit.lock(job_id)
-    except NotYourTurn as refusal:
+    except AnotherUserNext as refusal:
         return kit.lock(refusal.instead)
 
 
-def refused(kit: Kit, job_id: str) -> NotYourTurn:
-    with pytest.raises(NotYourTurn) as caught:
+def refused(kit: Kit, job_id: str) -> AnotherUserNext:
+    with pytest.raises(AnotherUserNext) as caught:
         kit.lock(job_id)
     return caught.value
 
@@ -134,7 +134,7 @@ def test_no_slot_idles_if_all_waiting_users_hold_their_share(kit: Kit) -> None:
 def refused_or_none(kit: Kit, job_id: str) -> str | None:
     try:
         kit.lock(job_id)
-    except NotYourTurn as refusal:
+    except AnotherUserNext as refusal:
         return refusal.instead
     return None
 
@@ -182,11 +182,11 @@ def test_job_that_cannot_be_locked_lets_no_other_job_run_instead(kit: Kit) -> No
     kit.lock(a[0])
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[0])
-    assert not isinstance(caught.value, NotYourTurn), "a message that comes twice lets no other job run"
+    assert not isinstance(caught.value, AnotherUserNext), "a message that comes twice lets no other job run"
     kit.pause("ai-interactive")
     with pytest.raises(JobLockConflict) as caught:
         kit.lock(a[1])
-    assert not isinstance(caught.value, NotYourTurn)
+    assert not isinstance(caught.value, AnotherUserNext)
 
 
 def test_next_job_is_the_best_of_its_user_retries_included(kit: Kit) -> None:

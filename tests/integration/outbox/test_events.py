@@ -160,7 +160,7 @@ def test_mark_under_an_old_claim_changes_nothing(kit: Kit) -> None:
     kit.advance(1)
     (event_id,) = find(kit)
     (stale,) = claim(kit, [event_id], "d1/a")
-    kit.database.write(lambda s: repository(kit).give_back(s, [event_id], "d1/a", counted=True))
+    kit.database.write(lambda s: repository(kit).release_claims(s, [event_id], "d1/a", counted=True))
     claim(kit, [event_id], "d2/b")
     kit.database.write(lambda s: repository(kit).mark_published(s, [event_id], "d2/b", sent=True))
     before = kit.everything()
@@ -168,7 +168,7 @@ def test_mark_under_an_old_claim_changes_nothing(kit: Kit) -> None:
         lambda s: repository(kit).mark_published(s, [event_id], "d1/a", sent=True),
         lambda s: repository(kit).mark_failed(s, stale, "d1/a", "DISPATCH_FAILED: X"),
         lambda s: repository(kit).mark_dead(s, stale, "d1/a", "DISPATCH_FAILED: X"),
-        lambda s: repository(kit).give_back(s, [event_id], "d1/a", counted=False),
+        lambda s: repository(kit).release_claims(s, [event_id], "d1/a", counted=False),
     ]
     assert [kit.database.write(mark) for mark in marks] == [0, 0, 0, 0]
     assert kit.everything() == before

@@ -437,10 +437,10 @@ def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> Non
     for _ in range(3):
         kit.database.write(lambda s: outbox.claim(s, [event_id], "d1/a"))
         if the_event(kit, job_id).attempt_count < 3:
-            kit.database.write(lambda s: outbox.give_back(s, [event_id], "d1/a", counted=True))
+            kit.database.write(lambda s: outbox.release_claims(s, [event_id], "d1/a", counted=True))
     kit.advance(61)
     stale = the_event(kit, job_id)
-    kit.database.write(lambda s: outbox.give_back(s, [event_id], "d1/a", counted=False))
+    kit.database.write(lambda s: outbox.release_claims(s, [event_id], "d1/a", counted=False))
     kit.database.write(lambda s: outbox.claim(s, [event_id], "d2/b"))
     assert dispatcher(kit)._release(stale) == 0
     assert kit.job(job_id).lifecycle_status == "queued"

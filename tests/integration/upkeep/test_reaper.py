@@ -311,7 +311,7 @@ def dead_process() -> InstanceId:
 def test_what_a_dead_process_of_this_host_held_is_given_back_at_once(kit: Kit) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(dead_process()))
-    assert reaper(kit).give_back_dead(InstanceId.current()) == 1
+    assert reaper(kit).reap_dead(InstanceId.current()) == 1
     job = kit.job(job_id)
     assert (job.lifecycle_status, job.locked_by, job.uncharged_losses) == ("running", None, 1), "counted as lost"
     assert job.next_attempt_at == asked(kit, job_id).available_at == kit.clock.at  # type: ignore[attr-defined]
@@ -323,7 +323,7 @@ def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
     job_id = kit.new_job().id
     for _ in range(5):
         kit.lock(job_id, str(dead_process()))
-        reaper(kit).give_back_dead(InstanceId.current())
+        reaper(kit).reap_dead(InstanceId.current())
     assert kit.job(job_id).error_code == "INTERNAL_WORKER_LOST"
 
 
@@ -335,7 +335,7 @@ def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
     kit.lock(job_id, str(replace(current, nonce="00000000")))
     own = kit.new_job().id
     kit.lock(own, str(current))
-    assert reaper(kit).give_back_dead(current) == 1
+    assert reaper(kit).reap_dead(current) == 1
     assert kit.job(job_id).locked_by is None
     assert kit.job(own).locked_by is not None
 
@@ -349,7 +349,7 @@ def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
 def test_a_process_of_another_host_boot_or_namespace_is_never_judged(kit: Kit, differs: dict[str, str]) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(replace(dead_process(), **differs)))
-    assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+    assert reaper(kit).reap_dead(InstanceId.current()) == 0
     assert kit.job(job_id).locked_by is not None
     kit.advance(90)
     assert reaper(kit).reap() == 1, "it waits for the clock"
@@ -367,7 +367,7 @@ def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit)
         job_id = kit.new_job().id
         kit.lock(job_id, child.stdout.readline().strip())
         kit.advance(10_000)
-        assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+        assert reaper(kit).reap_dead(InstanceId.current()) == 0
         assert kit.job(job_id).losses == 0
         child.communicate("\n", timeout=10)
 
@@ -377,7 +377,7 @@ def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
     host = InstanceId.current().host
     for name in ("worker-1", f"{host}~only~three", f"{host}~b~1~nopid~5~ab"):
         kit.lock(kit.new_job().id, name)
-    assert reaper(kit).give_back_dead(InstanceId.current()) == 0
+    assert reaper(kit).reap_dead(InstanceId.current()) == 0
 
 
 @ANY_DATABASE
@@ -386,7 +386,7 @@ def test_a_host_name_is_no_pattern(kit: Kit) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(replace(dead, host="host_a")))
     observer = replace(InstanceId.current(), host="host%")
-    assert reaper(kit).give_back_dead(observer) == 0
+    assert reaper(kit).reap_dead(observer) == 0
     assert kit.job(job_id).losses == 0
 
 
@@ -396,7 +396,7 @@ def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -
     jobs = [live_kit.new_job().id for _ in range(10)]
     for job_id in jobs:
         live_kit.lock(job_id, str(gone))
-    taken = race(*[lambda: reaper(live_kit).give_back_dead(InstanceId.current())] * 4)
+    taken = race(*[lambda: reaper(live_kit).reap_dead(InstanceId.current())] * 4)
     assert sum(taken) == 10, taken
     assert {live_kit.job(job_id).uncharged_losses for job_id in jobs} == {1}
 
@@ -407,7 +407,7 @@ def test_a_starting_consumer_reads_no_lease_of_a_process_that_may_live(kit: Kit)
     current = InstanceId.current()
     first, second = kit.new_job().id, kit.new_job().id
     kit.lock(first, str(dead_process()))
-    observe = reaper(kit).give_back_dead
+    observe = reaper(kit).reap_dead
     before = effort(kit.database.engine, lambda: observe(current))
     dead_leases(kit, 3000, str(replace(dead_process(), pid_namespace="1")))
     kit.lock(second, str(dead_process()))
@@ -423,4 +423,4 @@ def test_many_leases_of_several_dead_processes_are_all_given_back(kit: Kit) -> N
             kit.lock(kit.new_job().id, holder)
     current = InstanceId.current()
     kit.lock(kit.new_job().id, str(current))
-    assert reaper(kit, page=2).give_back_dead(current) == 15
+    assert reaper(kit, page=2).reap_dead(current) == 15

@@ -201,7 +201,7 @@ def _broken(reader: Any, notes: Any, token: Any) -> dict[str, Any]:
     ("makers", "token", "code"),
     [
         (MAKERS, HandToken(), "VALIDATION_NOTHING_TO_EXTRACT"),
-        (MAKERS, HandToken(looks=0), "CANCELLED"),
+        (MAKERS, HandToken(checks=0), "CANCELLED"),
         ({}, HandToken(), "INTERNAL_CONFIG"),
         ({"flashcard_generation": _broken}, HandToken(), "INTERNAL_ERROR"),
     ],

@@ -1,4 +1,4 @@
-"""The sequences written by hand, on SQLite here; `test_replays.py` runs them on every database."""
+"""The scenarios written by hand, on SQLite. `test_replays.py` runs them on every database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.statemachine.actions import play
 from tests.statemachine.faulty import FaultyDatabase
-from tests.statemachine.told import TOLD
+from tests.statemachine.scenarios import SCENARIOS
 from tests.statemachine.world import open_world
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import prepare_database
@@ -16,7 +16,7 @@ from tests.support.jobs import prepare_database
 
 @pytest.fixture(scope="module")
 def database(sqlite: SqliteDatabases) -> Iterator[FaultyDatabase]:
-    """One database for all; each sequence empties it."""
+    """Open one database for all scenarios; each one empties it."""
     url = sqlite.create_database(prepare_database)
     opened = FaultyDatabase(url)
     yield opened
@@ -24,9 +24,9 @@ def database(sqlite: SqliteDatabases) -> Iterator[FaultyDatabase]:
     sqlite.drop_database(url)
 
 
-@pytest.mark.parametrize("sentence", TOLD)
-def test_it_is_true_that(sentence: str, database: FaultyDatabase) -> None:
-    program, lives = TOLD[sentence]
+@pytest.mark.parametrize("sentence", SCENARIOS)
+def test_scenario(sentence: str, database: FaultyDatabase) -> None:
+    program, lives = SCENARIOS[sentence]
     with open_world(database) as world:
         seen = play(world, program).lives
     assert lives <= seen, f"the lives were {sorted(seen)}"

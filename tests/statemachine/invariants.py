@@ -1,4 +1,4 @@
-"""What must be so after every action: the promises by `Check`, and a small model of each job beside them."""
+"""Invariants that hold after every action: the rules of `Check`, and a small model of each job."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.statemachine.world import JOB_DAYS, Broken, World
 
 _AGES = timedelta(days=36_500)
 AT_ONCE = Bounds(redrive=timedelta())
-"""What the broker lacks is looked for again without waiting: no time passes in between here."""
+"""Report a message that the broker lacks at once: no time passes here between two checks."""
 PATIENT = Bounds(lease_lost=_AGES, undelivered=_AGES, cancel=_AGES, open_call=_AGES)
-"""No time is long enough to be too long: what is found is wrong at any time."""
+"""Report only what is wrong at any time, nothing that merely takes too long."""
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 60
-"""Rounds of a healthy world after which every job has ended."""
+"""Rounds without faults after which every job must have ended."""
 
 
 def _all_rules(world: World) -> str:
-    """Every rule of `Check` as one statement, written once: what takes long in each check is the building of SQL.
+    """Return every rule of `Check` as one SQL statement, because building the SQL each time would be slow.
 
-    No row is older than the ages in `PATIENT`, so the instant at which it is written doesn't matter.
+    It contains the time of its creation, which doesn't matter: no row is as old as the ages in `PATIENT`.
     """
     rules = [rule.broken(world.clock, PATIENT).distinct().subquery() for rule in RULES]
     statement = union_all(*(select(literal_column(str(n)), *rule.c) for n, rule in enumerate(rules)))
@@ -46,8 +46,8 @@ def _table(name: str) -> Table:
 
 
 @dataclass
-class Seen:
-    """What a look into the database shows."""
+class Rows:
+    """The rows of the database after one action."""
 
     jobs: dict[str, Row]
     history: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
@@ -60,68 +60,68 @@ class Seen:
 
 
 def _inherited(parent: Row | None) -> int:
-    """With how many losses the retry of this job begins."""
+    """Return the number of losses that a retry of this job inherits."""
     if parent is None or not parent["lost_count"] + parent["uncharged_losses"]:
         return 0
     return int(parent["lifecycle_status"] == JobState.CANCELLED or parent["error_code"] == WORKER_LOST)
 
 
-class Beliefs:
-    """Compares the world with what it promised, action by action."""
+class Invariants:
+    """Checks the invariants of a world after each action."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.before = Seen({})
+        self.before = Rows({})
         self._rules = _all_rules(world)
         self._ended: dict[str, tuple[Any, ...]] = {}
         self._locks_at_pause: dict[str, Counter[str]] = {}
         self.lives: set[str] = set()
-        """The lives that jobs had, for choosing programs that are worth keeping."""
+        """The job type and history of each job, as one text: shows which cases a program covers."""
 
-    def hold(self, bounds: Bounds = PATIENT) -> None:
-        """`Broken` where anything is not as it must be."""
+    def check(self, bounds: Bounds = PATIENT) -> None:
+        """Check the current state. Raises Broken."""
         if self.world.violations:
             raise Broken("; ".join(self.world.violations))
         if bounds is not PATIENT:
-            self._check(bounds)
-        now = self._look()
+            self._run_check(bounds)
+        now = self._read()
         self._none_vanished(now)
         for job_id, job in now.jobs.items():
             self._agrees(job, now, self.before.jobs.get(job_id))
         self._pauses_hold(now)
         self.before = now
 
-    def _check(self, bounds: Bounds) -> None:
-        """The product's own check, with the broker asked."""
+    def _run_check(self, bounds: Bounds) -> None:
+        """Run `Check`, which also reads the broker."""
         world = self.world
         report = Check(world.database, world.clock, world.broker, bounds).run()
         if not report.is_sound:
             found = "; ".join(f"{f.promise}: {f.what} {f.job_ids}" for f in report.findings)
             raise Broken(f"the check found: {found}")
 
-    def hold_to_the_end(self) -> None:
-        """Let the world be healthy until every job has ended; `Broken` where one doesn't, or ended wrongly."""
-        for turn in self.world.heal():
-            self.hold(AT_ONCE if turn > 12 and turn % 6 == 0 else PATIENT)
+    def check_until_all_ended(self) -> None:
+        """Run the world without faults until every job has ended. Raises Broken if one doesn't end, or ends wrongly."""
+        for number in self.world.heal():
+            self.check(AT_ONCE if number > 12 and number % 6 == 0 else PATIENT)
             if all(job["lifecycle_status"] in FINAL for job in self.before.jobs.values()):
                 break
-            if turn > MAX_ROUNDS:
+            if number > MAX_ROUNDS:
                 left = [job_id for job_id, job in self.before.jobs.items() if job["lifecycle_status"] not in FINAL]
                 raise Broken(f"these jobs do not end: {left}")
         self.world.advance(3600)
-        self.hold(AT_ONCE)
+        self.check(AT_ONCE)
         for job_id, history in self.before.history.items():
             kind = self.before.jobs[job_id]["job_type"]
             self.lives.add(" ".join([kind, *(row["type"] for row in history)]))
 
-    # --- looking ---------------------------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Seen:
+    def _read(self) -> Rows:
         with self.world.database.read() as session:
             if broken := session.connection().exec_driver_sql(self._rules).all():
                 found = "; ".join(f"{RULES[n].promise}: {RULES[n].what} {job_id}" for n, job_id in broken)
                 raise Broken(f"the check found: {found}")
-            seen = Seen({row["id"]: row for row in self._rows(session, "ai_jobs")})
+            seen = Rows({row["id"]: row for row in self._rows(session, "ai_jobs")})
             for name, into in (("ai_job_events", seen.history), ("ai_job_artifacts", seen.artifacts)):
                 for row in self._rows(session, name):
                     into[row["job_id"]].append(row)
@@ -151,7 +151,7 @@ class Beliefs:
 
     # --- comparing -------------------------------------------------------------------------------------------------
 
-    def _none_vanished(self, now: Seen) -> None:
+    def _none_vanished(self, now: Rows) -> None:
         for job_id in self.world.promised_jobs - now.jobs.keys():
             self._was_old(job_id)
             self.world.promised_jobs.discard(job_id)
@@ -167,7 +167,7 @@ class Beliefs:
         if job["finished_at"] > self.world.clock.at - timedelta(days=JOB_DAYS):
             raise Broken(f"{job_id} is gone before its time")
 
-    def _agrees(self, job: Row, now: Seen, before: Row | None) -> None:
+    def _agrees(self, job: Row, now: Rows, before: Row | None) -> None:
         job_id, status = job["id"], job["lifecycle_status"]
         history, artifacts = now.history[job_id], now.artifacts[job_id]
         self._moved_on(job, before, history)
@@ -196,7 +196,7 @@ class Beliefs:
             if job[name] < before[name]:
                 raise Broken(f"{job['id']}: {name} fell from {before[name]} to {job[name]}")
         if before["cancel_requested_at"] not in (None, job["cancel_requested_at"]):
-            raise Broken(f"{job['id']} forgot that it was to be cancelled")
+            raise Broken(f"{job['id']} lost its cancel request")
         if before["output_hash"] not in (None, job["output_hash"]):
             raise Broken(f"{job['id']} has another saved answer than before")
         if len(history) != job["event_seq"]:
@@ -213,7 +213,7 @@ class Beliefs:
             ("own losses", "lease_lost"),
         ):
             if counts[name] != types[event_type]:
-                raise Broken(f"{job['id']}: {name} is {counts[name]}, and the history tells of {types[event_type]}")
+                raise Broken(f"{job['id']}: {name} is {counts[name]}, and the history has {types[event_type]}")
         charged = sum(row["type"] == "lease_lost" and row["error_code"] is not None for row in history)
         if job["lost_count"] != charged:
             raise Broken(f"{job['id']} is charged with {job['lost_count']} losses, and the history with {charged}")
@@ -226,7 +226,7 @@ class Beliefs:
         if types["output_saved"] > 1:
             raise Broken(f"{job['id']} saved two answers")
 
-    def _calls_agree(self, job_id: str, now: Seen) -> None:
+    def _calls_agree(self, job_id: str, now: Rows) -> None:
         made = Counter(call for call in self.world.ledger.calls if call[0] == job_id)
         for call, number in made.items():
             if now.calls[call] < number:
@@ -234,8 +234,8 @@ class Beliefs:
             if number > 1:
                 raise Broken(f"{call} called the provider {number} times in one attempt")
 
-    def _pauses_hold(self, now: Seen) -> None:
-        """No worker takes a job of a paused queue; a dispatcher may give one up."""
+    def _pauses_hold(self, now: Rows) -> None:
+        """Check that no worker locks a job of a paused queue. A dispatcher may end one."""
         for queue in now.paused:
             locks = Counter(
                 row["job_id"]
