@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
@@ -54,7 +53,6 @@ class AiJobService:
     def __init__(
         self,
         database: Database,
-        clock: Clock,
         registry: JobDefinitionRegistry,
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
@@ -68,7 +66,7 @@ class AiJobService:
         """`withdraw` passes a requested cancel to workers and broker. `unavailable_for` is asked before each creation,
         outside of any transaction.
         """
-        self._database, self._clock, self._registry = database, clock, registry
+        self._database, self._registry = database, registry
         self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
         self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
         self._unavailable_for, self._owns_credential = unavailable_for, owns_credential

@@ -14,10 +14,12 @@ from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
+from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
 from tests.support.databases import OTHERS_LATER, SERVERS
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race
+from tests.support.rows import build_job
 
 
 def repository(kit: Kit) -> OutboxRepository:
@@ -36,6 +38,11 @@ def claim(kit: Kit, ids: list[str], holder: str = "d1/a") -> list[OutboxEvent]:
 def event(kit: Kit, event_id: str) -> OutboxEvent:
     with kit.database.read() as session:
         return session.get_one(OutboxEvent, event_id)
+
+
+def waiting_for(job: AiJob, attempt: int) -> AiJob:
+    """The job as if it waited for `attempt`."""
+    return build_job(id=job.id, attempt_no=attempt - 1, created_at=job.created_at)
 
 
 def test_enqueue_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
@@ -59,30 +66,21 @@ def test_existing_event_is_returned_and_the_transaction_goes_on(kit: Kit) -> Non
     with kit.database.transaction() as session:
         first = repository(kit).add_enqueue(session, job)
         again = repository(kit).add_enqueue(session, job)
-        other = repository(kit).create_in_transaction(
-            session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
-        )
+        other = repository(kit).add_enqueue(session, waiting_for(job, 2))
         assert first.id == again.id
         other_id = other.id
     assert [e.id for e in kit.events(job.id)] == sorted([first.id, other_id])
 
 
 def test_six_writers_of_one_event_all_succeed(kit: Kit) -> None:
-    job = kit.new_job()
+    job = waiting_for(kit.new_job(), 2)
 
     def write(n: int) -> str:
-        def work(session: Any) -> str:
-            found = repository(kit).create_in_transaction(
-                session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
-            )
-            session.flush()
-            return found.id
-
-        return kit.database.write(work)
+        return kit.database.write(lambda session: repository(kit).add_enqueue(session, job).id)
 
     ids = race(*[lambda n=n: write(n) for n in range(6)])
     assert len(set(ids)) == 1, ids
-    assert len(kit.events(job.id, "x.y")) == 1
+    assert len(kit.events(job.id)) == 2
 
 
 def test_end_event_is_written_once_and_published_at_once(kit: Kit) -> None:
@@ -116,15 +114,15 @@ def test_event_whose_transaction_commits_late_is_found(live_kit: Kit) -> None:
     other = Database(live_kit.url)
     outbox = OutboxRepository(live_kit.clock, KEYS)
 
-    def add(session: Any, name: str) -> str:
-        found = outbox.create_in_transaction(session, event_type="x.y", aggregate_id="j", dedupe_key=name, payload={})
-        session.flush()
-        return found.id
+    job = build_job()
+
+    def add(session: Any, attempt: int) -> str:
+        return outbox.add_enqueue(session, waiting_for(job, attempt)).id
 
     try:
         with other.transaction() as session:
-            early = add(session, "early")
-            late = live_kit.database.write(lambda s: add(s, "late"))
+            early = add(session, 2)
+            late = live_kit.database.write(lambda s: add(s, 3))
             assert early < late
             assert find(live_kit) == [late]
             claim(live_kit, [late])
