@@ -47,7 +47,6 @@ class Prompt:
 
     system: str = field(repr=False)
     user: str = field(repr=False)
-    version: str
 
 
 @cache
@@ -122,7 +121,7 @@ class PromptTemplates:
         values["faults"] = tuple(_one_line(fault) for fault in values["faults"])[:MAX_FAULTS]
         values["fence"] = fence_for(values)
         rendered = [self._render(self._template(job_type, version, part), values) for part in _PARTS]
-        return Prompt(system=rendered[0], user=rendered[1], version=version)
+        return Prompt(system=rendered[0], user=rendered[1])
 
     def _template(self, job_type: str, version: str, part: str) -> Template:
         if version not in self.versions(job_type):

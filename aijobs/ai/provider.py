@@ -13,10 +13,6 @@ from aijobs.errors import JobError
 class CancellationToken(Protocol):
     """What the engine hands down so that a call ends when its job is cancelled or its deadline has come."""
 
-    @property
-    def cancelled(self) -> bool:
-        """True once the job was cancelled, its lease was lost or its deadline has passed."""
-
     def raise_if_cancelled(self) -> None:
         """Raise the error that ends the attempt, if there is one; return at once otherwise."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from typing import Any
 
 from aijobs.ai.billing.cost import Cost, CostCalculator
@@ -27,7 +26,6 @@ _SCHEMA: Mapping[str, Any] = {
 _PROMPT = Prompt(
     system="You answer with one JSON object and nothing else.",
     user=f'Answer in json, exactly: {{"word": "{_WORD}"}}',
-    version="trial",
 )
 
 
@@ -46,7 +44,6 @@ class Trial:
     cost: Cost | None = None
     answered_as: str | None = None
     """The model that the provider says it was, where that is another name."""
-    at: datetime = field(default_factory=utc_now)
 
 
 def try_all(
@@ -96,13 +93,12 @@ def _check(answer: GenerateAnswer) -> None:
 
 
 def _worked(answer: GenerateAnswer, route: Route, costs: CostCalculator, calls: int, latency_ms: int) -> Trial:
-    at = utc_now()
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
     cost = tokens = None
     if prompt is not None and completion is not None:
         tokens = prompt + completion
         counts = {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": 0}
-        cost = costs.cost(answer.provider, answer.model, **counts, at=at)
+        cost = costs.cost(answer.provider, answer.model, **counts, at=utc_now())
     return Trial(
         route.provider,
         route.model,
@@ -112,5 +108,4 @@ def _worked(answer: GenerateAnswer, route: Route, costs: CostCalculator, calls: 
         tokens=tokens,
         cost=cost,
         answered_as=answer.model if answer.model != route.model else None,
-        at=at,
     )

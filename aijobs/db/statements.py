@@ -173,15 +173,27 @@ def _together(parts: tuple[tuple[Table, Expressions, tuple[str, ...]], ...], ret
 
 @lru_cache(KEPT)
 def _insert_if_absent(dialect: str, table: Table, key: str, expressions: Expressions) -> Insert:
-    values = dict(expressions)
+    return ignoring(insert_of(dialect, table).values(dict(expressions)), key)
+
+
+def insert_of(dialect: str, table: Table) -> Any:
+    """Return the INSERT of a dialect, which can ignore a conflict."""
     if dialect in MYSQL:
-        # Set to itself, and not INSERT IGNORE, which would let a text that is too long pass as well.
-        return mysql.insert(table).values(values).on_duplicate_key_update({key: table.c[key]})
-    # Imported here: who speaks another starts the sooner without it. (MySQL's is there for its column types.)
+        return mysql.insert(table)
+    # Imported here: a process that uses another database starts faster without it.
     if dialect == "postgresql":
         from sqlalchemy.dialects import postgresql
 
-        return postgresql.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+        return postgresql.insert(table)
     from sqlalchemy.dialects import sqlite
 
-    return sqlite.insert(table).values(values).on_conflict_do_nothing(index_elements=[key])
+    return sqlite.insert(table)
+
+
+def ignoring(statement: Any, key: str) -> Insert:
+    """Have an `insert_of` add nothing if a row with its value of the unique column `key` exists."""
+    if isinstance(statement, mysql.Insert):
+        # Set to itself, and not INSERT IGNORE, which would also let a text through that is too long.
+        return statement.on_duplicate_key_update({key: statement.table.c[key]})
+    ignored: Insert = statement.on_conflict_do_nothing(index_elements=[key])
+    return ignored

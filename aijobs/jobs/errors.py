@@ -10,7 +10,6 @@ class LifecycleError(AijobsError):
 
     def __init__(self, job_id: str, why: str) -> None:
         super().__init__(f"job {job_id}: {why}")
-        self.job_id = job_id
 
 
 class JobLockConflict(LifecycleError):

@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, Executable, Row, Select, bindparam, literal, select, union_all
 from sqlalchemy.orm import Session
 
-from aijobs.db.clock import Clock
 from aijobs.db.database import Database, session_on
 from aijobs.db.statements import read_all
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
@@ -71,7 +70,6 @@ class AiJobService:
     def __init__(
         self,
         database: Database,
-        clock: Clock,
         registry: JobDefinitionRegistry,
         lifecycle: LifecycleRepository,
         outbox: OutboxRepository,
@@ -85,7 +83,7 @@ class AiJobService:
         """`withdraw` passes a requested cancel to workers and broker. `unavailable_for` is asked before each creation,
         outside of any transaction.
         """
-        self._database, self._clock, self._registry = database, clock, registry
+        self._database, self._registry = database, registry
         self._lifecycle, self._outbox, self._creation = lifecycle, outbox, creation
         self._keys, self._withdraw, self._known_prompt = message_keys, withdraw, known_prompt
         self._unavailable_for, self._owns_credential = unavailable_for, owns_credential

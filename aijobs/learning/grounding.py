@@ -102,11 +102,6 @@ def fold_segments(segments: Sequence[Mapping[str, str]]) -> dict[str, FoldedText
     return {segment["sid"]: FoldedText(segment["text"]) for segment in segments}
 
 
-def occurs(part: str, whole: str) -> bool:
-    """Whether `part`, however short, stands in `whole` after folding."""
-    return fold(part) in fold(whole)
-
-
 def script_of(text: str) -> str | None:
     """`zh`, `en` (any Latin-like script), or None where there is too little text to tell.
 

@@ -40,15 +40,6 @@ def text_fault(text: str, limit: int) -> str | None:
     return None
 
 
-def asks_the_same(one: str, other: str) -> bool:
-    """Return whether two texts are near duplicates: the same words that matter, or long and nearly so.
-
-    Short texts must agree in each word, since "Henry VII" and "Henry VIII" are two questions; a number that
-    differs makes any two texts different.
-    """
-    return _are_alike(_features(one), _features(other))
-
-
 class Questions:
     """The questions of the items that are kept, to find repetitions. Each text is read once, however many there are."""
 

@@ -19,7 +19,7 @@ from aijobs.monitor.outbox import OutboxReads
 from aijobs.monitor.passes import read_passes
 from aijobs.monitor.providers import ProviderReads
 from aijobs.monitor.queues import QueueReads
-from aijobs.monitor.usage import find_groups, find_total
+from aijobs.monitor.usage import find_groups
 from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.monitor.views import (
     Count,
@@ -33,7 +33,6 @@ from aijobs.monitor.views import (
     QueueStatus,
     Revealed,
     Usage,
-    UsageTotal,
     Wait,
     Workers,
 )
@@ -216,8 +215,3 @@ class Monitor:
         """What the calls of a filter came to, by what it groups them by, and all together."""
         with self._database.read() as session:
             return find_groups(session, wanted)
-
-    def usage_total(self, wanted: UsageFilter) -> UsageTotal:
-        """What the calls of a filter came to: a user's, a period's, or all there are."""
-        with self._database.read() as session:
-            return find_total(session, wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -73,30 +73,6 @@ class OutboxRepository:
         self._due = (OutboxEvent.status == OutboxState.PENDING, OutboxEvent.available_at <= clock.now())
 
     # --- writing -----------------------------------------------------------------------------------------------
-
-    def create_in_transaction(
-        self,
-        session: Session,
-        *,
-        event_type: str,
-        aggregate_id: str,
-        dedupe_key: str,
-        payload: Mapping[str, Any],
-        available_at: datetime | ColumnElement[datetime] | None = None,
-        queue_name: str | None = None,
-    ) -> OutboxEvent:
-        """Add an event, or return the one that has its dedupe key."""
-        self._insert(
-            session,
-            event_type,
-            aggregate_id,
-            dedupe_key,
-            payload,
-            queue_name=queue_name,
-            status=OutboxState.PENDING,
-            available_at=self._clock.now() if available_at is None else available_at,
-        )
-        return session.execute(select(OutboxEvent).where(OutboxEvent.dedupe_key == dedupe_key)).scalar_one()
 
     def ask(self, unit: Unit, job: EnqueuedJob, available_at: datetime | ColumnElement[datetime] | None = None) -> None:
         """Add the event that asks for the job's next attempt, due at `available_at` (now)."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import redis
 
-from aijobs.queues.connection import SHORT_TIMEOUT_S, ImpatientClient, connect
-from aijobs.settings import Settings
+from aijobs.queues.connection import ImpatientClient
 
 
 class SharedTexts:
@@ -20,11 +19,6 @@ class SharedTexts:
 
     def __init__(self, client: ImpatientClient) -> None:
         self._ask = client.ask
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> SharedTexts:
-        """Those of the broker that the settings name; nothing is connected yet. `SettingsError`."""
-        return cls(ImpatientClient(connect(settings.broker_url(), timeout_s=SHORT_TIMEOUT_S)))
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         """The text of each key."""

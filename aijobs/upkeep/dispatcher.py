@@ -51,10 +51,6 @@ class Broker(Protocol):
         """Return the event ids of the messages that the broker doesn't hold."""
         ...
 
-    def remove(self, message: OutgoingMessage) -> bool:
-        """Remove a waiting message. Return whether it was there. Best effort; doesn't raise."""
-        ...
-
 
 class OutboxDispatcher:
     """One dispatcher of one process. Its claims name `instance_id`."""

@@ -146,7 +146,6 @@ def build_services(
     credential_store = build_credential_store(settings, clock)
     jobs = AiJobService(
         database,
-        clock,
         registry,
         lifecycle,
         outbox,

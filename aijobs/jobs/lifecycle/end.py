@@ -79,7 +79,9 @@ class Ends(Leases):
 
     def _ending(self, **values: Any) -> Transition:
         """Build a holder's last change, with its history row and end event, which a requested cancel refuses."""
-        return self._held_transition(HELD, NO_CANCEL, inserts=((OutboxEvent, self._outbox.end_row),), **values)
+        return self._held_transition(
+            HELD, NO_CANCEL, inserts=((OutboxEvent, "dedupe_key", self._outbox.end_row),), **values
+        )
 
     def _held(self, unit: Unit, lease: Lease) -> HeldJob:
         row = read_rows(unit, FIND_HELD, {**of(lease), "of_event": None}).one_or_none()

@@ -98,7 +98,7 @@ class Leases(JobChanges):
     def _held_transition(self, *where: ColumnElement[bool], inserts: Inserts = (), **values: Any) -> Transition:
         """Build a change of a held job, with its history row and `inserts`."""
         change = update(JOBS).where(*where).values(event_seq=AiJob.event_seq + 1, **values)
-        history = (AiJobEvent, lambda job: history_row(job, self._clock))
+        history = (AiJobEvent, None, lambda job: history_row(job, self._clock))
         return Transition(change, inserts=(history, *inserts))
 
     def _run_held(self, unit: Unit, transition: Transition, lease: Lease, parameters: Mapping[str, Any]) -> None:

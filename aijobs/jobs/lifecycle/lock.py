@@ -166,7 +166,7 @@ class Locks(JobChanges):
         change = update(JOBS).where(THE_JOB, *where).values(event_seq=AiJob.event_seq + 1, **self._locked(OF_TOKEN))
         return Transition(
             change,
-            inserts=((AiJobEvent, lambda job: history_row(job, self._clock)),),
+            inserts=((AiJobEvent, None, lambda job: history_row(job, self._clock)),),
             read=read,
             update=self._outbox.mark_seen,
         )

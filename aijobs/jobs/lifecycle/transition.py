@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, FromClause, Select, Table, Update, bindparam, insert, literal, select
+from sqlalchemy import ColumnElement, FromClause, Select, Table, Update, bindparam, literal, select
 from sqlalchemy.sql.dml import UpdateBase
 
 from aijobs.db.database import Base, Unit, connection_of
+from aijobs.db.statements import ignoring, insert_of
 from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJob
 
@@ -25,8 +26,10 @@ _RETURNED = [JOBS.c[column.name] for column in fields(HeldJob)] + [JOBS.c.event_
 """The columns of the changed row on PostgreSQL."""
 
 
-Inserts = tuple[tuple[type[Base], Callable[[Any], Mapping[str, Any]]], ...]
-"""Rows to add: their model, and their values from the columns of the changed row."""
+Inserts = tuple[tuple[type[Base], str | None, Callable[[Any], Mapping[str, Any]]], ...]
+"""Rows to add: their model, a unique column whose conflicts are ignored, and their values from the columns of the
+changed row.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,19 +51,19 @@ class Transition:
             return connection.execute(self._joined, parameters).one_or_none()
         if not connection.execute(self.change, parameters).rowcount:
             return None
-        for statement in self._parts_of_table:
+        for statement in self._after_change(connection.dialect.name):
             connection.execute(statement, parameters)
         return connection.execute(self._read_table, parameters).one() if self.read is not None else ()
 
     @cached_property
     def _joined(self) -> Select[Any]:
         changed = self.change.returning(*_RETURNED).cte("changed")
-        parts = [part.cte(f"part_{number}") for number, part in enumerate(self._parts(changed))]
+        parts = [part.cte(f"part_{number}") for number, part in enumerate(self._parts("postgresql", changed))]
         return self._read(changed).add_cte(*parts)
 
-    @cached_property
-    def _parts_of_table(self) -> list[UpdateBase]:
-        return self._parts(JOBS)
+    @cache  # noqa: B019 - there is one of each a process.
+    def _after_change(self, dialect: str) -> list[UpdateBase]:
+        return self._parts(dialect, JOBS)
 
     @cached_property
     def _read_table(self) -> Select[Any]:
@@ -70,16 +73,20 @@ class Transition:
         read = self.read(source) if self.read is not None else select(source.c.id)
         return read.where(source.c.id == OF_JOB)
 
-    def _parts(self, source: FromClause) -> list[UpdateBase]:
-        parts: list[UpdateBase] = [_insert(model, build(source.c), source) for model, build in self.inserts]
+    def _parts(self, dialect: str, source: FromClause) -> list[UpdateBase]:
+        parts: list[UpdateBase] = [
+            _insert(dialect, model, key, build(source.c), source) for model, key, build in self.inserts
+        ]
         if self.update is not None:
             parts.append(self.update(source.c).where(source.c.id == OF_JOB))
         return parts
 
 
-def _insert(model: type[Base], row: Mapping[str, Any], source: FromClause) -> UpdateBase:
-    columns = model.__table__.c
+def _insert(dialect: str, model: type[Base], key: str | None, row: Mapping[str, Any], source: FromClause) -> UpdateBase:
+    table = cast(Table, model.__table__)
+    columns = table.c
     values: list[ColumnElement[Any]] = [
         value if isinstance(value, ColumnElement) else literal(value, columns[name].type) for name, value in row.items()
     ]
-    return insert(model).from_select(list(row), select(*values).where(source.c.id == OF_JOB))
+    statement = insert_of(dialect, table).from_select(list(row), select(*values).where(source.c.id == OF_JOB))
+    return statement if key is None else ignoring(statement, key)

@@ -20,10 +20,6 @@ class Word:
     start: int
     known: bool
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
 
 class Segmenter:
     """Words of Chinese text. The dictionary is loaded once, by the first text that needs it, in whatever

@@ -27,8 +27,6 @@ _ENOUGH = 20
 class _Unhurried:
     """A token for work that nobody cancels."""
 
-    cancelled = False
-
     def raise_if_cancelled(self) -> None:
         return None
 

@@ -43,7 +43,7 @@ with FakeLlm() as llm:
     provider = OpenAiCompatibleProvider(server_config(llm.url), LoopThread())
     load_client()
     before = set(sys.modules)
-    request = GenerateRequest("t", Route("acme", "m1"), Prompt("s", "u", "v1"), {}, {})
+    request = GenerateRequest("t", Route("acme", "m1"), Prompt("s", "u"), {}, {})
     assert provider.generate(request, CancellationToken(60)).text == "{}"
     print(sorted(set(sys.modules) - before))
     provider.close()

@@ -199,7 +199,7 @@ def test_no_list_reads_a_payload_counts_bare_or_skips_rows(
         lambda: monitor.list_outbox(status="published", limit=2),
         monitor.workers,
         *(lambda by=by: monitor.usage(UsageFilter(BEGIN, BEGIN + timedelta(days=1), "u1", None, by)) for by in GROUPS),
-        lambda: monitor.usage_total(UsageFilter(user_id="u1")),
+        lambda: monitor.usage(UsageFilter(user_id="u1")),
     ]
     for ask in asked:
         with statements() as seen:

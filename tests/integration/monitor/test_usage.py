@@ -34,7 +34,7 @@ def test_each_number_of_a_total_is_what_its_name_says(database: Database, monito
         build_call(job, call_no=6, **UNPRICED, state="lost", billed="unknown", prompt_tokens=None),
         build_call(job, call_no=7, **UNPRICED, state="started", billed="unknown", finished_at=None, prompt_tokens=None),
     )
-    assert monitor.usage_total(EVER) == UsageTotal(
+    assert monitor.usage(EVER).total == UsageTotal(
         calls=7,
         failed_calls=2,
         lost_calls=1,
@@ -62,9 +62,9 @@ def test_no_number_is_ever_a_float_or_a_decimal(database: Database, monitor: Mon
 def test_what_has_no_price_costs_nothing_known_rather_than_nothing(database: Database, monitor: Monitor) -> None:
     job = build_job()
     add(database, job, build_call(job, **UNPRICED), build_call(job, call_no=2, **UNPRICED))
-    total = monitor.usage_total(EVER)
+    total = monitor.usage(EVER).total
     assert (total.costs, total.unpriced_calls) == ((), 2)
-    assert monitor.usage_total(UsageFilter(user_id="nobody")) == UsageTotal()
+    assert monitor.usage(UsageFilter(user_id="nobody")).total == UsageTotal()
 
 
 def test_a_day_is_a_utc_day_to_the_millisecond(database: Database, monitor: Monitor) -> None:
@@ -157,8 +157,8 @@ def test_a_job_has_its_own_total_and_that_of_its_whole_chain(database: Database,
 
 PERIOD = {"since": BEGIN, "until": BEGIN + timedelta(days=1)}
 SUMS = {
-    "a period": lambda monitor, job: monitor.usage_total(UsageFilter(**PERIOD)),
-    "a user": lambda monitor, job: monitor.usage_total(UsageFilter(user_id="u1")),
+    "a period": lambda monitor, job: monitor.usage(UsageFilter(**PERIOD)),
+    "a user": lambda monitor, job: monitor.usage(UsageFilter(user_id="u1")),
     "a user's period": lambda monitor, job: monitor.usage(UsageFilter(**PERIOD, user_id="u1")),
     "a day's users": lambda monitor, job: monitor.usage(UsageFilter(**PERIOD, group_by="user")),
     "a period by job type": lambda monitor, job: monitor.usage(UsageFilter(**PERIOD, group_by="jobType")),

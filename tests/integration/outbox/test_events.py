@@ -14,10 +14,12 @@ from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
+from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
 from tests.support.databases import OTHERS_LATER, SERVERS
-from tests.support.jobs import BACKGROUND_TYPE, BEGIN, KEYS, Kit, race
+from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, race
+from tests.support.rows import build_job
 
 
 def repository(kit: Kit) -> OutboxRepository:
@@ -38,6 +40,11 @@ def event(kit: Kit, event_id: str) -> OutboxEvent:
         return session.get_one(OutboxEvent, event_id)
 
 
+def waiting_for(job: AiJob, attempt: int) -> AiJob:
+    """The job as if it waited for `attempt`."""
+    return build_job(id=job.id, attempt_no=attempt - 1, created_at=job.created_at)
+
+
 def test_enqueue_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
     job = kit.new_job(user_id="secret-user", idempotency_key="k1", job_type=BACKGROUND_TYPE, priority=7)
     (row,) = kit.rows("outbox_events")
@@ -54,40 +61,34 @@ def test_enqueue_payload_has_four_keys_and_names_no_user(kit: Kit) -> None:
     assert "secret-user" not in json.dumps(row["payload"])
 
 
+def ask(kit: Kit, session: Any, job: Any) -> OutboxEvent:
+    """Add the event for the job's next attempt, and read the one that is there then."""
+    repository(kit).ask(session, job)
+    event = repository(kit).enqueue_event(session, job)
+    assert event is not None
+    return event
+
+
 def test_existing_event_is_returned_and_the_transaction_goes_on(kit: Kit) -> None:
     job = kit.new_job()
-
-    def create(session: Any, key: str) -> str:
-        return (
-            repository(kit)
-            .create_in_transaction(session, event_type="x.y", aggregate_id=job.id, dedupe_key=key, payload={})
-            .id
-        )
-
     with kit.database.transaction() as session:
-        first, again, other = (create(session, key) for key in ("x.y:1", "x.y:1", "x.y:2"))
-        repository(kit).ask(session, job)  # As the creation has done.
-    assert first == again
-    assert [event.id for event in kit.events(job.id, "x.y")] == sorted([first, other])
-    assert len(kit.events(job.id, "ai.job.enqueue")) == 1
+        first = ask(kit, session, job)
+        again = ask(kit, session, job)
+        other = ask(kit, session, waiting_for(job, 2))
+        assert first.id == again.id
+        other_id = other.id
+    assert [e.id for e in kit.events(job.id)] == sorted([first.id, other_id])
 
 
 def test_six_writers_of_one_event_all_succeed(kit: Kit) -> None:
-    job = kit.new_job()
+    job = waiting_for(kit.new_job(), 2)
 
     def write(n: int) -> str:
-        def work(session: Any) -> str:
-            found = repository(kit).create_in_transaction(
-                session, event_type="x.y", aggregate_id=job.id, dedupe_key="x.y:1", payload={}
-            )
-            session.flush()
-            return found.id
-
-        return kit.database.write(work)
+        return kit.database.write(lambda session: ask(kit, session, job).id)
 
     ids = race(*[lambda n=n: write(n) for n in range(6)])
     assert len(set(ids)) == 1, ids
-    assert len(kit.events(job.id, "x.y")) == 1
+    assert len(kit.events(job.id)) == 2
 
 
 def test_end_event_is_written_once_and_published_at_once(kit: Kit) -> None:
@@ -98,12 +99,16 @@ def test_end_event_is_written_once_and_published_at_once(kit: Kit) -> None:
         assert end.published_at is not None
 
 
-def test_job_ends_even_if_its_end_event_exists(kit: Kit) -> None:
-    """For example, after an operator restarted a failed job by SQL: its end event exists already."""
-    job_id, _ = kit.job_in("failed")
+@pytest.mark.parametrize("state", ["failed", "succeeded"])
+def test_job_ends_even_if_its_end_event_exists(kit: Kit, state: str) -> None:
+    """For example, after an operator restarted a job by SQL: its end event exists already."""
+    job_id, _ = kit.job_in(state)
     kit.set(job_id, lifecycle_status="running", locked_by=None, finished_at=None, error_code=None)
-    assert kit.lifecycle.mark_failed(kit.lock(job_id), JobErrorInfo.of("INTERNAL_ERROR")).lifecycle_status == "failed"
-    assert len(kit.events(job_id, "ai.job.failed")) == 1
+    lease, error = kit.lock(job_id), JobErrorInfo.of("INTERNAL_ERROR")
+    end = kit.lifecycle.mark_failed(lease, error) if state == "failed" else kit.lifecycle.mark_succeeded(lease)
+    assert end.lifecycle_status == state
+    kind = "completed" if state == "succeeded" else state
+    assert len(kit.events(job_id, f"ai.job.{kind}")) == 1
 
 
 def test_event_is_not_found_before_it_is_due(kit: Kit) -> None:
@@ -119,17 +124,15 @@ def test_event_is_not_found_before_it_is_due(kit: Kit) -> None:
 def test_event_whose_transaction_commits_late_is_found(live_kit: Kit) -> None:
     """Commits aren't in the order of ids: a reader that remembered the last id would miss the first."""
     other = Database(live_kit.url)
-    outbox = OutboxRepository(live_kit.clock, KEYS)
+    job = build_job()
 
-    def add(session: Any, name: str) -> str:
-        found = outbox.create_in_transaction(session, event_type="x.y", aggregate_id="j", dedupe_key=name, payload={})
-        session.flush()
-        return found.id
+    def add(session: Any, attempt: int) -> str:
+        return ask(live_kit, session, waiting_for(job, attempt)).id
 
     try:
         with other.transaction() as session:
-            early = add(session, "early")
-            late = live_kit.database.write(lambda s: add(s, "late"))
+            early = add(session, 2)
+            late = live_kit.database.write(lambda s: add(s, 3))
             assert early < late
             assert find(live_kit) == [late]
             claim(live_kit, [late])

@@ -20,9 +20,8 @@ from aijobs.ids import InstanceId
 from aijobs.queues import connection
 from aijobs.queues.breaker_store import RedisBreakerStore
 from aijobs.queues.call_slots import RedisCallSlots, slot_key
-from aijobs.queues.connection import ACL_RULES, ImpatientClient, connect
+from aijobs.queues.connection import ACL_RULES, SHORT_TIMEOUT_S, ImpatientClient, connect
 from aijobs.queues.shared_texts import SharedTexts
-from aijobs.settings import Settings
 from aijobs.testing.memory_breaker_store import MemoryBreakerStore
 from aijobs.testing.memory_call_slots import MemoryCallSlots
 from tests.support.polling import poll
@@ -58,7 +57,7 @@ def in_memory() -> Case:
 
 
 def in_redis(valkey: ValkeyServer) -> Case:
-    texts = SharedTexts.from_settings(Settings(redis_url=valkey.url))
+    texts = SharedTexts(ImpatientClient(connect(valkey.url, timeout_s=SHORT_TIMEOUT_S)))
     return Case(RedisBreakerStore(texts), RedisCallSlots(texts, InstanceId.current()), time.sleep, valkey.stop)
 
 

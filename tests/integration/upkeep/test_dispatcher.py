@@ -35,7 +35,7 @@ from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, open_kit, prepare_database, race
 from tests.support.lines import captured_lines
 from tests.support.polling import poll
-from tests.support.rows import build_job
+from tests.support.rows import build_event, build_job
 from tests.support.servers import ValkeyServer
 
 
@@ -177,9 +177,7 @@ def test_events_of_a_paused_queue_wait_and_the_others_go(kit: Kit) -> None:
 @ANY_DATABASE
 def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> None:
     with kit.database.transaction() as session:
-        kit.services.outbox_events.create_in_transaction(
-            session, event_type="x.y", aggregate_id="j1", dedupe_key="x.y:j1", payload={}
-        )
+        session.add(build_event(build_job(created_at=BEGIN), event_type="x.y", status="pending", published_at=None))
     broker = Refusing()
     assert dispatcher(kit, broker).cycle() == 1
     (row,) = kit.rows("outbox_events")

@@ -91,7 +91,7 @@ class Sealed:
 
 
 def request(credential: Sealed | None = None) -> GenerateRequest:
-    return GenerateRequest("poem", ONE, Prompt("s", "u", "v1"), {}, {}, credential=credential)
+    return GenerateRequest("poem", ONE, Prompt("s", "u"), {}, {}, credential=credential)
 
 
 def new_breaker(failures: int = 2) -> CircuitBreaker:

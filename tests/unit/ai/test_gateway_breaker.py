@@ -17,7 +17,7 @@ from tests.support.gateways import gateway_to
 from tests.support.tokens import HandToken
 
 ROUTE = Route("deepseek", "deepseek-flash")
-REQUEST = GenerateRequest("poem", ROUTE, Prompt("s", "u", "v1"), {}, {})
+REQUEST = GenerateRequest("poem", ROUTE, Prompt("s", "u"), {}, {})
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def content(text: str, lang: str | None = None, **options: Any) -> dict[str, Any
 
 
 def ask(provider: LocalProvider, notes: dict[str, Any], token: HandToken | None = None) -> GenerateAnswer:
-    request = GenerateRequest("flashcard_generation", Route(NAME, MODEL), Prompt("rules", "work", "v1"), notes, {})
+    request = GenerateRequest("flashcard_generation", Route(NAME, MODEL), Prompt("rules", "work"), notes, {})
     return provider.generate(request, token or HandToken())
 
 
@@ -311,7 +311,7 @@ def test_a_cancel_ends_the_work_between_two_segments(provider: LocalProvider, lo
 
 
 def test_a_job_type_without_rules_is_a_fault_of_ours(provider: LocalProvider) -> None:
-    request = GenerateRequest("poem", Route(NAME, MODEL), Prompt("", "", "v1"), {}, {})
+    request = GenerateRequest("poem", Route(NAME, MODEL), Prompt("", ""), {}, {})
 
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
         provider.generate(request, HandToken())
