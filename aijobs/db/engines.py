@@ -221,7 +221,7 @@ def _prepare_postgresql(engine: Engine, patient: bool) -> None:
         "timezone": "UTC",
         "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
         # A generic plan is kept, and was made while the table was small: with a backlog it would read all of it.
-        "plan_cache_mode": "auto",
+        "plan_cache_mode": "force_custom_plan",
     }
     if not patient:
         session["lock_timeout"] = f"{LOCK_WAIT_S}s"
