@@ -1,4 +1,4 @@
-"""The one clock: the database's own, by which leases, due times and claims are judged."""
+"""The database's clock. Leases, due times and claims are compared with it alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aijobs.db.database import Unit, UtcDateTime, connection_of, is_mysql
 
 
 class _Offset(TypeDecorator[timedelta]):
-    """How far from now, in milliseconds, as each database adds it to an instant."""
+    """An offset from now, in the form that each database adds to a time."""
 
     impl = Interval
     cache_ok = True
@@ -46,9 +46,7 @@ _OFFSET = _Offset()
 
 
 class _DatabaseNow(FunctionElement[datetime]):
-    """The database's present instant, moved by `offset`. The offset is a parameter, so that one compiled statement
-    serves them all: to compile it again for each would be the dearest part of a job.
-    """
+    """The database's time now, plus `offset`. The offset is a parameter, so that one compiled statement serves all."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -64,8 +62,8 @@ def _sqlite_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
 
 @compiles(_DatabaseNow, "postgresql")
 def _postgresql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
-    # Of the statement, as on the other two: one instant in all its places (a lease is 60 s, not 60 s and 1 µs), moving
-    # on within a transaction (unlike now()), and stable, so that an index serves a comparison with it.
+    # The same value everywhere in a statement, as on the other databases. now() would stand still in a transaction, and
+    # clock_timestamp() can't use an index.
     return f"(statement_timestamp() + {compiler.process(element.clauses, **kw)})"
 
 
@@ -75,11 +73,11 @@ def _mysql_now(element: _DatabaseNow, compiler: Any, **kw: Any) -> str:
 
 
 class Clock(Protocol):
-    """The port behind which leases, due times and claims are judged."""
+    """The port for the time that leases, due times and claims are compared with."""
 
     def now(self, offset: timedelta = timedelta()) -> ColumnElement[datetime]:
-        """The present instant moved by `offset`, as an SQL expression: for one offset always the same object, so that
-        statements which differ in nothing else are the same.
+        """Return the time now plus `offset` as an SQL expression. Equal offsets give the same object, which lets kept
+        statements be found.
         """
         ...
 
@@ -91,13 +89,13 @@ class DatabaseClock:
         return _database_now(offset)
 
 
-@lru_cache(maxsize=128)  # Most offsets are settings, and an element is dearer than a look at the cache.
+@lru_cache(maxsize=128)  # Most offsets are settings.
 def _database_now(offset: timedelta) -> _DatabaseNow:
     return _DatabaseNow(offset)
 
 
 class ManualClock:
-    """A clock that stands still until it is moved: for tests. As the database's, it is read when a statement runs."""
+    """A clock for tests, which stands still until it is moved. It is read when a statement runs."""
 
     def __init__(self, at: datetime) -> None:
         self.at = at
@@ -117,6 +115,6 @@ def _read(now: ColumnElement[datetime]) -> Select[datetime]:
 
 
 def read_clock(unit: Unit, clock: Clock) -> datetime:
-    """The clock's present instant as a value, in the precision that this database stores."""
+    """Return the clock's time now, in the precision that this database stores."""
     at: datetime = connection_of(unit).execute(_read(clock.now())).scalar_one()
     return at

@@ -1,8 +1,7 @@
-"""The database behind every store: column types, readers, and units of work.
+"""Column types, reading sessions, and units of work on SQLite, PostgreSQL and MariaDB.
 
-SQLite, PostgreSQL and MariaDB are equals. A unit of work is a function that may run again: `Database.write` repeats
-it in a fresh session after a deadlock, a lock wait or a lost connection, and confirms a COMMIT whose answer was lost
-by reading.
+A unit of work is a function that may run again: `Database.write` repeats it in a new session after a deadlock, a lock
+wait or a lost connection. If the answer to COMMIT was lost, it reads whether the commit took effect.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ NAMING = {
 }
 
 MYSQL = ("mysql", "mariadb")
-"""The names of dialects that speak MySQL's SQL."""
+"""SQLAlchemy's dialects for MariaDB."""
 MARIADB_COLLATION = "utf8mb4_nopad_bin"
 TABLE_OPTIONS = {
-    # Both prefixes, as SQLAlchemy reads the one of the URL's scheme alone.
+    # Both prefixes: SQLAlchemy reads only the one of the URL's scheme.
     f"{dialect}_{option}": value
     for dialect in MYSQL
     for option, value in (("charset", "utf8mb4"), ("collate", MARIADB_COLLATION), ("engine", "InnoDB"))
 }
-"""What every table asks of MariaDB, so that they are alike whatever the server's defaults are."""
+"""Options of every table on MariaDB, so that the server's defaults don't matter."""
 
 
 class Base(DeclarativeBase):
-    """The root of all models."""
+    """The base class of all models."""
 
     metadata = MetaData(naming_convention=NAMING)
     __table_args__: Any = TABLE_OPTIONS
@@ -72,7 +71,7 @@ def is_mysql(dialect: Dialect) -> bool:
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC instant: timestamptz, DATETIME(6), or text with milliseconds on SQLite, which sorts as time does."""
+    """An aware UTC time: timestamptz, DATETIME(6), or on SQLite text with milliseconds, which sorts by time."""
 
     impl = DateTime
     cache_ok = True
@@ -88,7 +87,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a naive datetime: times in the database are aware")
+            raise ValueError("the datetime has no time zone: times in the database are in UTC")
         at = value.astimezone(UTC)
         if dialect.name == "postgresql":
             return at
@@ -103,7 +102,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class Key(TypeDecorator[str]):
-    """A text that is compared: exact in case, accent, width and trailing space on every database, ordered by bytes."""
+    """Text that is compared by bytes on every database: case, accents, width and trailing spaces count."""
 
     impl = String
     cache_ok = True
@@ -121,21 +120,21 @@ LongText = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 """Text of any length."""
 
 Json = JSON(none_as_null=True)
-"""A JSON document as text; never PostgreSQL's jsonb, which reorders keys and drops duplicates."""
+"""A JSON document as text. Not PostgreSQL's jsonb, which reorders keys and drops duplicates."""
 
 
 # --- units of work --------------------------------------------------------------------------------------------------
 
 TRIES = 5
-"""How often a unit of work is tried, and a lost COMMIT looked for."""
+"""Maximum tries of a unit of work, and of the reads that confirm a lost COMMIT."""
 FIRST_PAUSE_S = 0.04
-"""Before a unit of work is tried again; doubled each time, and shaken so that two that met do not meet again."""
+"""The wait before the second try. It doubles each time, with jitter, so that two workers that met don't meet again."""
 
 
 PROBE_S = 30.0
-"""How long a write that went well is proof that writes go."""
+"""How long a successful write proves that the database takes writes."""
 HOLD_S = 30.0
-"""How long a fault holds at least: on a full disk every other write may succeed, in space that SQLite uses again."""
+"""Minimum time for which a fault is reported. On a full disk some writes succeed, in space that SQLite reuses."""
 
 _AFTER_COMMIT = "aijobs_after_commit"
 
@@ -185,7 +184,7 @@ class Database:
     """One engine, sessions that read and units of work that write."""
 
     def __init__(self, source: str | Engine, *, pool_size: int = 10) -> None:
-        """`source`: a URL, or an engine that `build_engine` made."""
+        """`source`: a URL, or an engine from `build_engine`."""
         self.engine = build_engine(source, pool_size=pool_size) if isinstance(source, str) else source
         self._reading = _for_reading(self.engine)
         self._read = sessionmaker(self._reading, autoflush=False, expire_on_commit=False)
@@ -198,13 +197,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that reads and never writes: what it holds is not flushed, and no transaction is committed."""
+        """Open a session for reading. It flushes and commits nothing."""
         with self._read() as session:
             yield session
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One write transaction, not repeated: for callers that repeat themselves, and for tests."""
+        """Open one write transaction, which isn't repeated: for callers with a loop of their own, and for tests."""
         with self._write() as session, session.begin():
             yield session
         _run(_take_actions(session))
@@ -212,12 +211,12 @@ class Database:
     def write(
         self, work: Callable[[Session], T], confirm: Callable[[Session], T | None] | None = None, *, tries: int = TRIES
     ) -> T:
-        """Run `work` in a write transaction and commit it; up to `tries` times where the database asks for it.
+        """Run `work` in a write transaction and commit it, with up to `tries` tries if the database asks for repeats.
 
-        `work` may run again from the start in a fresh session, so it changes nothing but the database. If the answer
-        to COMMIT was lost, `confirm` reads whether it took effect: a value is the result, None means that it didn't
-        and `work` runs again. Without `confirm`, `work` must itself be safe to repeat. `StatementTooLarge` if the
-        server refuses what it writes because of its size.
+        `work` may run again from the start in a new session, so it must change nothing but the database. If the answer
+        to COMMIT was lost, `confirm` reads whether the commit took effect: a value is the result; None means that it
+        didn't, and `work` runs again. Without `confirm`, `work` must itself be safe to repeat. `StatementTooLarge` if
+        the server refuses a statement because of its size.
         """
         return self._repeat(self._write, work, confirm, tries)
 
@@ -253,8 +252,7 @@ class Database:
                 if isinstance(error, CommitUnknown):
                     lost, lost_actions = True, error.actions
                     _pause(attempt)
-                # Also where another error follows: a COMMIT that was only late may have taken effect by now, and be
-                # the very thing that this try met.
+                # After another error too: the late COMMIT of an earlier try may be what this try conflicted with.
                 if lost and confirm and (confirmed := self._confirm(confirm)) is not None:
                     _run(lost_actions)
                     return confirmed
@@ -272,9 +270,9 @@ class Database:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def write_fault(self, probe: Callable[[Session], object]) -> str | None:
-        """Why this process can't write now (`disk_full`, `read_only`, `refused` for anything else), or None.
+        """Return why this process can't write now (`disk_full`, `read_only`, otherwise `refused`); None if it can.
 
-        `probe` is a small write. It runs if this process hasn't written for 30 s, and shows when a fault is over.
+        `probe` is a small write. It runs if this process hasn't written for 30 s, and finds out when a fault is over.
         """
         now = time.monotonic()
         last = self._failed_at if self._fault else self._wrote_at
@@ -282,7 +280,7 @@ class Database:
             try:
                 self.write(probe, tries=1)
             except DBAPIError as error:
-                # A lock or a cut connection says nothing about writes.
+                # A lock wait or a lost connection doesn't mean that writes are refused.
                 if not (self._fault or error.connection_invalidated or _worth_repeating(error)):
                     return REFUSED
         return self._fault
@@ -311,7 +309,7 @@ class Database:
             return connection.execute(statement, of).all()
 
     def look(self, work: Callable[[Session], T]) -> T:
-        """What `work` reads in a session of its own; once more where the connection turned out to be cut."""
+        """Return what `work` reads in a session. Read once more if the connection turned out to be cut."""
         try:
             return self._look(work)
         except DBAPIError as error:
@@ -320,7 +318,7 @@ class Database:
             return self._look(work)
 
     def answers(self) -> bool:
-        """Whether the database can be asked anything now."""
+        """Return whether the database answers a query now."""
         try:
             self.look(lambda session: session.execute(select(1)))
         except SQLAlchemyError:
@@ -328,7 +326,7 @@ class Database:
         return True
 
     def _confirm(self, confirm: Callable[[Session], T | None]) -> T | None:
-        """What `confirm` reads, once the database can be asked: as often as a write is tried."""
+        """Return what `confirm` reads. While the database is away, try as often as a write is tried."""
         for attempt in range(1, TRIES):
             try:
                 return self._look(confirm)
@@ -379,8 +377,11 @@ def _raise_if_too_large(error: DBAPIError) -> None:
 
 
 def _for_reading(engine: Engine) -> Engine:
-    """The same engine for sessions that only read. On PostgreSQL without a transaction, which saves two round trips and
-    holds up no vacuum: at READ COMMITTED each statement sees what is committed anyway."""
+    """Return the engine for sessions that only read.
+
+    On PostgreSQL they have no transaction: this saves two round trips and delays no vacuum. At READ COMMITTED each
+    statement has a snapshot of its own anyway.
+    """
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="AUTOCOMMIT")
     return engine
@@ -407,23 +408,23 @@ def session_on(connection: Connection) -> Iterator[Session]:
 
 
 def savepoint(session: Session) -> Any:
-    """A SAVEPOINT as a context manager, rolled back alone where its block raises."""
+    """Open a SAVEPOINT as a context manager. If the block raises, only its changes are rolled back."""
     return session.begin_nested()
 
 
-# Lock wait timeout; deadlock; record has changed since last read; and no such savepoint, which is how a deadlock within
-# one looks, as it rolled back the whole transaction before the savepoint's turn.
+# Lock wait timeout; deadlock; record has changed since last read; no such savepoint: a deadlock rolls back the whole
+# transaction, and the savepoint with it.
 _MYSQL_REPEAT = frozenset({1205, 1213, 1020, 1305})
 _POSTGRES_REPEAT = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
 
 
 def _pause(attempt: int) -> None:
-    """Wait before the next try, longer each time, and not as long as whoever we met."""
+    """Wait before the next try, longer each time, with jitter."""
     time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
 def _worth_repeating(error: Exception) -> bool:
-    """Whether the database says that the same work may succeed at another try."""
+    """Return whether the same work may succeed if it is tried again, by the database's error."""
     if not isinstance(error, DBAPIError):
         return False
     if error.connection_invalidated:

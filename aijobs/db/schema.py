@@ -1,4 +1,4 @@
-"""The version of the schema: checked at every start, raised by `upgrade`, by one process at a time."""
+"""The version of the schema: checked at every start, raised by `upgrade` in one process at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aijobs.errors import SettingsError
 from aijobs.settings import resource
 
 REVISIONS = ("0001", "0002", "0003", "0004")
-"""Every migration that this code knows, oldest first; a test holds it to `migrations/versions`."""
+"""All migrations that this code knows, oldest first. A test compares them with `migrations/versions`."""
 
 HEAD = REVISIONS[-1]
 
@@ -24,9 +24,9 @@ _POSTGRES_LOCK = 0x61696A6F6273  # "aijobs"
 
 
 def check_schema(engine: Engine) -> None:
-    """Refuse, in one line, a database whose schema this code was not written for.
+    """Raise `SettingsError` if the database has no schema, an older or a newer one.
 
-    `SettingsError` where there is no schema, an older or a newer one; `OperationalError` if nobody answers.
+    `OperationalError` if the database doesn't answer.
     """
     found = read_revision(engine)
     if found == HEAD:
@@ -43,7 +43,7 @@ def check_schema(engine: Engine) -> None:
 
 
 def read_revision(engine: Engine) -> str | None:
-    """The revision that the database says it is at; None for a database without our schema."""
+    """Return the revision of the database; None if it has no schema of ours."""
     if _is_missing_file(engine):
         return None
     with engine.connect() as connection:
@@ -54,16 +54,16 @@ def read_revision(engine: Engine) -> str | None:
 
 
 def _is_missing_file(engine: Engine) -> bool:
-    """Whether connecting would make an empty SQLite file: looking must not."""
+    """Return whether a connection would create an empty SQLite file. A read must not."""
     name = engine.url.database
     return engine.dialect.name == "sqlite" and bool(name) and name != ":memory:" and not Path(str(name)).exists()
 
 
 def upgrade(engine: Engine) -> str | None:
-    """Bring the database to `HEAD`; returns the revision that it had before (None: no schema).
+    """Upgrade the database to `HEAD` and return the revision that it had before (None: no schema).
 
-    Safe to call from several processes at once: one works, the others wait and find it done. `SettingsError`
-    for a schema newer than this code.
+    Several processes may call it at once: one upgrades, the others wait. `SettingsError` if the schema is newer than
+    this code.
     """
     from alembic import command
     from alembic.config import Config
@@ -92,14 +92,14 @@ def _make_folder(engine: Engine) -> None:
 
 @contextmanager
 def _connect(engine: Engine) -> Iterator[Connection]:
-    """A connection; on SQLite, one that waits for another process's upgrade as long as the servers would."""
+    """Open a connection. On SQLite it waits for another process's upgrade as long as on the servers."""
     deadline = time.monotonic() + 10
     while True:
         try:
             connection = engine.connect()
             break
         except OperationalError as error:
-            # Two processes that make a new file both switch it to WAL, and SQLite lets neither wait for that.
+            # Two processes that create the file both switch it to WAL, and SQLite doesn't wait for that lock.
             if "database is locked" not in str(error.orig) or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -112,10 +112,10 @@ def _connect(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def one_upgrade_at_a_time(connection: Connection) -> Iterator[None]:
-    """Hold the database's upgrade lock; SQLite's BEGIN IMMEDIATE is one already.
+    """Hold the database's upgrade lock. On SQLite BEGIN IMMEDIATE is that lock.
 
-    PostgreSQL's lock ends with the transaction that Alembic began. MariaDB commits at each DDL statement, so
-    there the lock belongs to the connection. `SettingsError` where another upgrade goes on for two minutes.
+    PostgreSQL's lock ends with the transaction that Alembic began. MariaDB commits at each DDL statement, so there the
+    connection holds the lock. `SettingsError` if another upgrade takes longer than two minutes.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _POSTGRES_LOCK})

@@ -1,9 +1,8 @@
-"""Statements without objects. Those of a job's way (lock, end, history) are put together once; only values change.
+"""Statements that return no objects. Each is built once and kept; only its parameters change.
 
-To put a statement together costs a worker several times what it costs to send it: the greater part of a job, where
-the work itself is waiting. So what is the same each time (the columns, the conditions, SQL expressions such as the
-clock's now) makes a statement that is kept, and what differs are parameters. An expression is the same where it is the
-same object: one that is made for each call is right too, and costs what putting together costs.
+Building a statement costs a worker several times more than sending it. So columns, conditions and SQL expressions (the
+clock's now) are part of the kept statement, and values are parameters. The cache compares expressions by identity: a
+new object for each call works too, but builds the statement each time.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ from sqlalchemy.orm import Session
 from aijobs.db.database import MYSQL, Base, Unit, connection_of
 
 KEPT = 256
-"""So many statements of a kind are kept, those used last: of a job's way there are a dozen. The rest is room for such
-as hold an expression made for one call, which come and go."""
+"""Maximum kept statements of each kind. A job uses a dozen; the rest is for those with an expression for one call."""
 
 Expressions = tuple[tuple[str, ClauseElement], ...]
-"""What columns are set to by the database itself, by their names."""
+"""SQL expressions by column name."""
 
 
 @lru_cache(KEPT)
@@ -53,9 +51,9 @@ def constant(value: str) -> ColumnElement[str]:
 
 
 def change_rows(session: Session, statement: Update | Delete) -> int:
-    """Run an UPDATE or DELETE and say how many rows it found (matched, also where nothing in them changed).
+    """Run an UPDATE or DELETE and return the number of rows that it matched, even if nothing in them changed.
 
-    Objects that the session holds are not brought up to date: read again what is needed.
+    Objects of the session aren't refreshed: read again what you need.
     """
     result = session.execute(statement.execution_options(synchronize_session=False))
     return cast("CursorResult[Any]", result).rowcount
@@ -64,8 +62,9 @@ def change_rows(session: Session, statement: Update | Delete) -> int:
 def change_by(
     unit: Unit, model: type[Base], /, *where: ColumnElement[bool], of: Mapping[str, Any], **values: Any
 ) -> int:
-    """The same for an UPDATE that is kept: of the rows `where`, whose `bindparam`s are given by `of`. `TypeError` for a
-    column that isn't there, as of all that follow.
+    """Run a kept UPDATE of the rows `where`, whose `bindparam`s are in `of`, and return the number of matched rows.
+
+    `TypeError` for an unknown column, here and in the functions below.
     """
     table = _table(model)
     expressions, plain = _apart(table, values)
@@ -73,8 +72,7 @@ def change_by(
 
 
 def read_rows(unit: Unit, statement: Executable, of: Mapping[str, Any]) -> CursorResult[Any]:
-    """The rows of a SELECT that is kept by its caller, and whose `bindparam`s are given by `of`. Of columns alone: this
-    is `Session.execute` without an ORM's work, so that a model would come as its bare columns."""
+    """Run a SELECT of columns that its caller keeps, with the parameters `of`. No objects are built."""
     return _run(unit, statement, of)
 
 
@@ -84,18 +82,18 @@ def read_all(unit: Unit, statement: Executable, of: Mapping[str, Any]) -> Sequen
 
 
 def insert_row(unit: Unit, model: type[Base], /, **values: Any) -> None:
-    """Insert a row that nobody needs as an object."""
+    """Insert one row."""
     table = _table(model)
     expressions, plain = _apart(table, values)
     _run(unit, _insert(table, expressions), plain)
 
 
 def insert_rows(unit: Unit, model: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows of plain values for the same columns, which nobody needs as objects; none is nothing."""
+    """Insert rows of plain values, all for the same columns. No rows are no statement."""
     if rows:
         table = _table(model)
         _refuse_unknown(table, rows[0])
-        # One row goes as one, which most are: a driver's way for many is dearer.
+        # Mostly it is one row, and `executemany` is slower for one.
         _run(unit, _insert(table, ()), rows if len(rows) > 1 else rows[0])
 
 
@@ -120,7 +118,7 @@ def insert_together(unit: Unit, *rows: tuple[type[Base], Mapping[str, Any]], ret
 
 
 def insert_if_absent(unit: Unit, model: type[Base], key: str, /, **values: Any) -> None:
-    """Insert a row; nothing happens where one with its value of the unique column `key` is there, or comes first."""
+    """Insert a row, unless one with its value of the unique column `key` exists."""
     table = _table(model)
     expressions, plain = _apart(table, values)
     _run(unit, _insert_if_absent(connection_of(unit).dialect.name, table, key, expressions), plain)
@@ -138,13 +136,13 @@ def _table(model: type[Base]) -> Table:
 
 
 def _refuse_unknown(table: Table, names: Iterable[str]) -> None:
-    """A parameter of no column would be left out without a word."""
+    """Raise `TypeError` for names of no column. SQLAlchemy would ignore them silently."""
     if unknown := [name for name in names if name not in table.c]:
         raise TypeError(f"{table.name} has no column {', '.join(unknown)}")
 
 
 def _apart(table: Table, values: Mapping[str, Any]) -> tuple[Expressions, dict[str, Any]]:
-    """What is part of the statement, and what are its parameters."""
+    """Divide values into SQL expressions, which are part of the statement, and parameters."""
     _refuse_unknown(table, values)
     expressions = tuple((name, value) for name, value in values.items() if isinstance(value, ClauseElement))
     return expressions, {name: value for name, value in values.items() if not isinstance(value, ClauseElement)}

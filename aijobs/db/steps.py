@@ -1,4 +1,4 @@
-"""The pace of work that goes on for long: small transactions, with a rest after each where there is one writer."""
+"""Run long work in small transactions, with a rest after each on SQLite, which has one writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from aijobs.db.database import Database, T
 
 LEAST_REST_S = 0.005
-"""A writer that waits for SQLite's lock looks again after one, two, five and ten milliseconds, and then more rarely."""
+"""Minimum rest. A writer that waits for SQLite's lock polls after 1, 2, 5 and 10 ms, and then more rarely."""
 
 
 class Steps:
@@ -22,7 +22,7 @@ class Steps:
     """
 
     def __init__(self, database: Database, *, rest: float = 6.0, progress: Callable[[], None] = lambda: None) -> None:
-        """`progress` is called after each step that was committed: a long pass is not one that hangs."""
+        """`progress` is called after each committed step, so that a long pass isn't taken for one that hangs."""
         self._database, self._rest, self._progress = database, rest, progress
         self._has_one_writer = database.engine.dialect.name == "sqlite"
 
@@ -32,7 +32,7 @@ class Steps:
 
         def timed(session: Session) -> T:
             nonlocal began
-            session.connection()  # The transaction begins here. To wait for the lock costs nobody else anything.
+            session.connection()  # The transaction begins here. Waiting for the lock delays no other writer.
             began = monotonic()
             return work(session)
 
