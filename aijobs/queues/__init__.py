@@ -1,15 +1,15 @@
-"""The conveyor: how a message gets to a worker. Huey and Redis live here and nowhere else.
+"""The broker: how a message reaches a worker. Huey and Redis live here and in `local/`.
 
-message       what a worker is told
+message       the message: which job, of which type
 codec         its bytes: signed JSON, the same each time
 connection    timeouts, and the rights that a Redis user needs
-trouble       what an error of Redis means
+trouble       what a Redis error means
 state, look   whether Redis answers and takes messages
-broker        send once, look for, take back
-hueys         a queue as Huey sees it
-consumer      the process that serves one: polite, quiet, able to give up
-crew          what such a process works with
+broker        send once, find, remove
+hueys         a queue as a Huey instance
+consumer      the process that serves a queue: SIGTERM, outages, abandon
+crew          what such a process is built from
 beat          passes that run with or without Redis
-presence      who is at work
+presence      the workers that are running
 embedded      a broker for development
 """

@@ -1,8 +1,7 @@
-"""The maintenance queue's scheduler: it runs its periodic tasks itself, whether Redis is there or not.
+"""The maintenance queue's scheduler: it runs the periodic tasks itself, even while Redis is away.
 
-Huey's scheduler sends a periodic task through Redis and reads its schedule from there, so that it stands
-still when Redis does. This one asks Redis for nothing. Each due pass gets a thread; one whose predecessor
-still runs is skipped.
+Huey's scheduler sends a periodic task through Redis and reads its schedule from there, so it stops when Redis does.
+This one asks Redis for nothing. Each due pass gets a thread; it is skipped while the one before still runs.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from huey.consumer import Scheduler
 from aijobs.logs import Sparing, fault, get_logger, where
 
 SLACK_S = 0.25
-"""How early a beat counts as on time; a scheduler that woke a little early mustn't lose a whole beat."""
+"""How early a beat counts as on time: a scheduler that wakes a little early must not lose a whole beat."""
 LOG_EVERY_S = 60.0
 
 logger = get_logger(__name__)
 
 
 class Every:
-    """A periodic task's validator: due at once, then every `period_s()` seconds; beats that were missed are
-    dropped."""
+    """The schedule of a periodic task: due at once, then every `period_s()` seconds. Missed beats are dropped."""
 
     def __init__(self, period_s: Callable[[], float], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._period_s, self._monotonic = period_s, monotonic
@@ -42,13 +40,13 @@ class Every:
 
 
 class FailureLog:
-    """One line a minute for each pass and kind of error."""
+    """Writes one line a minute for each pass and kind of error."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._sparing = Sparing(LOG_EVERY_S, monotonic)
 
     def failed(self, name: str, error: BaseException) -> None:
-        """A pass raised this."""
+        """Record that a pass raised `error`."""
         kind = (name, type(error).__name__)
         held_back = self._sparing.may_say(kind)
         if held_back is not None:
@@ -56,19 +54,18 @@ class FailureLog:
 
 
 class QuietScheduler(Scheduler):
-    """The job queues' scheduler: their delays live in the outbox, so there is nothing to do, nor to ask
-    Redis for."""
+    """The scheduler of the job queues. It does nothing: their delays are in the outbox."""
 
     def loop(self, now: Any = None) -> None:
         self.stop_flag.wait(self.interval)
 
 
 class BeatScheduler(Scheduler):
-    """Looks each second which periodic tasks are due, and runs them."""
+    """Starts the periodic tasks that are due, each second."""
 
     periodic_task_seconds = 1
     stop_wait_s = 10.0
-    """How long the passes at work may take to end, when the process stops."""
+    """Maximum wait for running passes when the process stops."""
 
     def __init__(self, huey: Any, stop_flag: threading.Event, interval: int, periodic: bool) -> None:
         super().__init__(huey, stop_flag, 1, periodic)
@@ -83,8 +80,7 @@ class BeatScheduler(Scheduler):
         self.sleep_for_interval(started, self.periodic_task_seconds)
 
     def shutdown(self) -> None:
-        """Wait for the passes at work; one that takes longer is cut off by the process's end, which is
-        harmless."""
+        """Wait for running passes. A longer one is cut off by the process's end, which is harmless."""
         until = time.monotonic() + self.stop_wait_s
         for thread in list(self._running.values()):
             thread.join(max(0.0, until - time.monotonic()))
@@ -96,13 +92,13 @@ class BeatScheduler(Scheduler):
         thread = threading.Thread(target=self._execute, args=(task,), name=f"pass-{task.name}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # No thread is to be had; the next beat tries again.
+        except RuntimeError as error:  # No thread can be started; the next beat tries again.
             self._failures.failed(task.name, error)
         else:
             self._running[task.name] = thread
 
     def _execute(self, task: Any) -> None:
-        # `task.execute` and not `huey.execute`, which asks Redis for revocations first.
+        # `task.execute`, because `huey.execute` asks Redis for revocations first.
         try:
             task.execute()
         except Exception as error:

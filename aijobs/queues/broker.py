@@ -1,4 +1,4 @@
-"""The conveyor's near end: messages are added once, looked for, and taken back."""
+"""Send messages once, find them, and remove them."""
 
 from __future__ import annotations
 
@@ -23,62 +23,63 @@ from aijobs.settings import KeyRing, Settings
 CHUNK = 500
 CANCEL_TTL_S = 300
 HINT_PAUSE_S = 5.0
-"""After a hint failed, for so long none is asked for: the database decides anyway."""
+"""The pause after a failed hint. The database decides anyway."""
 
 logger = get_logger(__name__)
 
 
 def huey_name(queue_name: str) -> str:
-    """Huey's name of a queue: `ai-interactive` is `aijobs_interactive`. `BadMessage` for a queue that isn't
-    ours."""
+    """Return Huey's name of a queue: `aijobs_interactive` for `ai-interactive`. `BadMessage` for an unknown queue."""
     if queue_name not in QUEUES and queue_name != MAINTENANCE_QUEUE:
         raise BadMessage(f"unknown queue {queue_name}")
     return "aijobs_" + queue_name.removeprefix("ai-")
 
 
 def queue_key(queue_name: str) -> str:
-    """The sorted set in which Huey keeps a queue."""
+    """Return the key of the sorted set in which Huey keeps a queue."""
     return f"huey.redis.{huey_name(queue_name)}"
 
 
 def score(priority: int) -> int:
-    """The score of our priority (0 first … 100). Huey's own is `100 - priority`, highest first, and it pops
-    the lowest score, which is minus Huey's priority."""
+    """Return the score of a priority (0 first … 100). Huey's priority is `100 - priority`, highest first. Huey pops the
+    lowest score, which is minus its priority.
+    """
     huey_priority = 100 - priority
     return -huey_priority
 
 
 def cancel_key(job_id: str) -> str:
-    """The hint that a cancel was requested."""
+    """Return the key of the hint that a cancel was requested."""
     return f"job:cancel:{job_id}"
 
 
 class RedisBroker:
-    """The queues in Redis or Valkey. One per process; its methods may be called from any thread."""
+    """The queues in Redis or Valkey, one object per process. Its methods may be called from any thread."""
 
     def __init__(self, client: redis.Redis, hints: ImpatientClient, window: ImpatientClient, keys: KeyRing) -> None:
-        """`window` is for what people and provider calls wait for, `hints` for courtesies."""
+        """`window`: the client with short timeouts for people and provider calls. `hints`: the one for best-effort
+        hints.
+        """
         self.client, self.window = client, window
         self._hints, self._keys = hints, keys
         self._hint_outage = Outage(logger, "broker.hints")
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RedisBroker:
-        """The broker that the settings name; nothing is connected yet. `SettingsError` where they name
-        none."""
+        """Return the broker of the settings, not connected yet. `SettingsError` if they name none."""
         return cls.at(settings.broker_url(), settings.message_keys)
 
     @classmethod
     def at(cls, url: str, keys: KeyRing) -> RedisBroker:
-        """The broker at an address; nothing is connected yet. `SettingsError` for one that can't be read."""
+        """Return the broker at `url`, not connected yet. `SettingsError` if the URL can't be read."""
         hints = ImpatientClient(connect(url, timeout_s=HINT_TIMEOUT_S), HINT_PAUSE_S)
         return cls(connect(url), hints, ImpatientClient(connect(url, timeout_s=SHORT_TIMEOUT_S)), keys)
 
     def send(self, messages: Sequence[OutgoingMessage]) -> dict[str, Exception]:
-        """Add each message that isn't queued yet, in one round trip; sending again is harmless.
+        """Add each message that isn't queued yet, in one round trip. Sending again is harmless.
 
-        Returns, by event id, the messages that can't be sent because of what they are. `BrokerUnavailable`
-        for any trouble with the broker: then it is unknown which of them arrived.
+        Return the errors of messages that can't be sent, by event id. `BrokerUnavailable` for any error of the broker:
+        then it is unknown which messages arrived.
         """
         members, failures = self._encode(messages)
         if members:
@@ -89,7 +90,7 @@ class RedisBroker:
         return failures
 
     def find_missing(self, messages: Iterable[OutgoingMessage]) -> set[str]:
-        """The event ids whose message the broker doesn't hold, those included that can't be sent at all.
+        """Return the event ids of the messages that the broker doesn't hold, including those that can't be sent at all.
 
         `BrokerUnavailable` if it can't be asked.
         """
@@ -107,23 +108,25 @@ class RedisBroker:
         return missing
 
     def remove(self, message: OutgoingMessage) -> bool:
-        """Take a queued message out; whether it was there. Never raises: removing is a courtesy, and
-        whoever pops the message of a job that is final drops it."""
+        """Remove a queued message and return whether it was there. Best effort, never raises: a worker drops the
+        message of a final job anyway.
+        """
         members, _ = self._encode([message])
         key = queue_key(message.queue_name)
         return any(self._hint(partial(_remove, key, member)) for _, member in members)
 
     def pending_count(self, queue_name: str) -> int:
-        """How many messages wait in a queue. `BrokerUnavailable`."""
+        """Return the number of messages in a queue. `BrokerUnavailable`."""
         return int(self._run(self.client.zcard, queue_key(queue_name)))
 
     def hint_cancel(self, job_id: str) -> None:
-        """Leave workers the hint that this job's cancel was requested. Never raises: the database decides."""
+        """Leave workers the hint that a cancel was requested. Never raises: the database decides."""
         self._hint(lambda client: client.set(cancel_key(job_id), b"1", ex=CANCEL_TTL_S))
 
     def find_cancel_hints(self, job_ids: Iterable[str]) -> set[str]:
-        """Which of these jobs have such a hint; none while the broker is away. Never raises, never waits
-        long."""
+        """Return the ids of those jobs that have such a hint; none while the broker is away. Never raises, never waits
+        long.
+        """
         ids = list(job_ids)
         if not ids:
             return set()
@@ -131,16 +134,15 @@ class RedisBroker:
         return {job_id for job_id, hint in zip(ids, found or (), strict=False) if hint is not None}
 
     def close(self) -> None:
-        """Close the connections; the next message opens new ones."""
+        """Close the connections. The next message opens new ones."""
         self.client.connection_pool.disconnect()
 
     def look(self) -> BrokerState:
-        """Whether the broker answers and takes messages, and what waits in the job queues. Never raises, never waits
-        long."""
+        """Return the state of the broker and of the job queues. Never raises, never waits long."""
         return look_at(self.window, {name: queue_key(name) for name in QUEUES})
 
     def ping(self) -> None:
-        """`BrokerUnavailable` unless the broker answers."""
+        """Raise `BrokerUnavailable` unless the broker answers."""
         self._run(self.client.ping)
 
     def _encode(
@@ -162,7 +164,7 @@ class RedisBroker:
             raise unavailable(self.client, error) from error
 
     def _hint(self, question: Callable[[redis.Redis], Any]) -> Any:
-        """The answer, or None while the broker is away, and for a while after that."""
+        """Return the answer; None while the broker is away, and for `HINT_PAUSE_S` after that."""
         try:
             answer = self._hints.ask(question)
         except BrokerUnavailable as error:

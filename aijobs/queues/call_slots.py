@@ -1,4 +1,4 @@
-"""The slots of provider calls in Redis: a key for each, held by whoever could add it."""
+"""The slots of provider calls in Redis: one key for each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = get_logger(__name__)
 
 
 def slot_key(provider: str, number: int | str) -> str:
-    """The key of one slot of a provider."""
+    """Return the key of one slot of a provider."""
     return f"aijobs:calls:{provider}:{number}"
 
 
 class RedisCallSlots:
     """See `aijobs.ai.calling.slots.CallSlots`.
 
-    A token is the slot's number and its holder: the process, and a name that no other call has. The slots of a dead
-    process of this host are free at once: its jobs start again at once, and must not wait for their own old calls.
+    A token is the slot's number and its holder: the process, and a name that no other call has. Slots of a dead process
+    of this host are free at once, because its jobs start again at once.
     """
 
     def __init__(self, texts: SharedTexts, instance: InstanceId) -> None:
@@ -32,7 +32,7 @@ class RedisCallSlots:
         self._outage = Outage(logger, "calls.slots")
 
     def take(self, provider: str, limit: int, lease_s: float) -> str | None:
-        """One look at all slots, then a try for each that was free, in any order."""
+        """Read all slots, then try to take each free one, in random order."""
         if limit <= 0:
             return UNLIMITED
         holder, keep = f"{self._instance}/{new_id()}", timedelta(seconds=lease_s)
@@ -47,8 +47,8 @@ class RedisCallSlots:
             return UNLIMITED
         return None
 
-    def give_back(self, provider: str, token: str) -> None:
-        """Take the slot's key away where it is still ours."""
+    def release(self, provider: str, token: str) -> None:
+        """Delete the slot's key if the token still holds it."""
         if token == UNLIMITED:
             return
         number, _, holder = token.partition("/")
@@ -58,7 +58,7 @@ class RedisCallSlots:
             self._outage.failed(error)
 
     def in_use(self, provider: str, limit: int) -> int | None:
-        """One look at all slots."""
+        """See `CallSlots.in_use`. Reads all slots in one round trip."""
         if limit <= 0:
             return None
         try:
@@ -68,7 +68,9 @@ class RedisCallSlots:
             return None
 
     def _is_free(self, text: str | None) -> bool:
-        """Nobody holds it, or a process of which this one can see that it is gone. Its own pid is never judged."""
+        """Return whether nobody holds the slot, or a process that is known to be gone. This process's own pid is never
+        judged.
+        """
         if text is None:
             return True
         holder = InstanceId.parse(text)
@@ -78,7 +80,7 @@ class RedisCallSlots:
         return holder.pid != self._instance.pid and holder.is_dead_beside(self._instance)
 
     def _put(self, key: str, seen: str | None, holder: str, keep: timedelta) -> bool:
-        # A value of another kind reads as none, and keeps `add` from working.
+        # A value of another type reads as none, and keeps `add` from working.
         return (seen is None and self._texts.add(key, holder, keep)) or self._texts.swap(key, seen, holder, keep)
 
     def _read(self, provider: str, limit: int) -> list[str | None]:

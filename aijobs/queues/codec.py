@@ -1,14 +1,13 @@
-"""From an outbox row to the bytes in the broker, and back: signed JSON, never pickle.
+"""Encode and decode broker messages: signed JSON, never pickle.
 
 A member of a queue's sorted set is the first eight bytes of the event's UUIDv7 and then one JSON object:
 
     {"id":"aj-<event id>","v":1,"task":"run_job","args":[{jobId, jobType, idempotencyKey, createdAt}],
      "key":"<key id>","sig":"<HMAC-SHA256, hex>"}
 
-The eight bytes are what Huey cuts off when it pops, and the id comes first in the JSON, so that members of
-one priority sort in the order in which their events were made. The signature covers everything before it
-and the queue's name: a message of one queue is no message of another. The bytes depend on the outbox row
-and its job alone.
+Huey cuts off the eight bytes when it pops. The id comes first in the JSON, so that members of one priority sort by the
+time of their events. The signature covers everything before it and the queue's name, so a message can't be moved to
+another queue. The bytes depend only on the outbox row and its job.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from aijobs.queues.message import MESSAGE_VERSION, JobMessage, OutgoingMessage
 from aijobs.settings import KeyRing
 
 TASK = "run_job"
-"""The one task's name, for ever: consumers are deployed before producers."""
+"""The name of the only task. It never changes, because consumers and producers may have different versions."""
 PREFIX_BYTES = 8
 MAX_BYTES = 4096
-"""Far above any message of ours; what is longer isn't read."""
+"""Maximum size of a message, far above ours. Longer ones aren't read."""
 
 _ID = "aj-"
 _PURPOSE = b"aijobs.message"
@@ -43,13 +42,12 @@ _FIELDS = {
 
 
 class BadMessage(AijobsError):
-    """Bytes that aren't a message of ours, or a row that no message can be made of. The text holds no
-    content."""
+    """The bytes are no valid message, or the row can't be encoded. The text holds no content."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a consumer popped."""
+    """A decoded message with the id of its event."""
 
     event_id: str
     message: JobMessage
@@ -60,7 +58,7 @@ class Envelope:
 
 
 def encode_member(outgoing: OutgoingMessage, keys: KeyRing) -> bytes:
-    """The member of the sorted set; the same bytes at each call.
+    """Return the member of the sorted set, the same bytes at each call.
 
     `BadMessage` for a version or key that this process doesn't know, or an event id that is no UUID.
     """
@@ -78,7 +76,7 @@ def encode_member(outgoing: OutgoingMessage, keys: KeyRing) -> bytes:
 
 
 def decode(data: bytes, keys: KeyRing, queue_name: str) -> Envelope:
-    """What a member without its prefix says. `BadMessage` if we didn't write it for this queue."""
+    """Return the message of a member without its prefix. `BadMessage` if we didn't write it for this queue."""
     if len(data) > MAX_BYTES:
         raise BadMessage("too long")
     tail = _TAIL.search(data)
@@ -95,12 +93,12 @@ def decode(data: bytes, keys: KeyRing, queue_name: str) -> Envelope:
 
 
 def arguments(message: JobMessage) -> dict[str, str]:
-    """The message as the one positional argument of the task: exactly four keys."""
+    """Return the message as the task's only positional argument, with exactly four keys."""
     return {key: getattr(message, name) for key, name in _FIELDS.items()}
 
 
 def read_arguments(argument: object) -> JobMessage:
-    """The message that `arguments` gave. `BadMessage` for missing, extra or wrong fields."""
+    """Return the message of an argument. `BadMessage` for missing, extra or wrong fields."""
     if not isinstance(argument, dict) or set(argument) != set(_FIELDS):
         raise BadMessage("the argument doesn't hold exactly the four fields")
     if not all(isinstance(value, str) for value in argument.values()):
@@ -109,12 +107,12 @@ def read_arguments(argument: object) -> JobMessage:
 
 
 def event_id_of(task_id: str) -> str | None:
-    """The id of the event that a task was made of; None for a name that isn't of ours."""
+    """Return the event id of a task id; None if the task isn't ours."""
     return task_id.removeprefix(_ID) if task_id.startswith(_ID) else None
 
 
 def _body(outgoing: OutgoingMessage) -> bytes:
-    """Version 1: the JSON without its closing brace."""
+    """Return the JSON of version 1, without its closing brace."""
     envelope: Mapping[str, object] = {
         "id": _ID + outgoing.event_id,
         "v": 1,
@@ -125,7 +123,7 @@ def _body(outgoing: OutgoingMessage) -> bytes:
 
 
 _BODIES: Mapping[int, Callable[[OutgoingMessage], bytes]] = {MESSAGE_VERSION: _body}
-"""Each version that a row may still carry, so that what an older release sent is found again."""
+"""All versions that rows may still have, so that messages of an older release are found."""
 
 
 def _sign(body: bytes, secret: bytes, queue_name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Connections to the broker: short timeouts, no silent second tries, and what counts as trouble with it."""
+"""Connections to the broker: short timeouts, no silent repeats, and what counts as an outage."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SOCKET_TIMEOUT_S = 1.5
 READ_TIMEOUT_S = 1
 """How long a worker's blocking pop waits at the broker."""
 HINT_TIMEOUT_S = 0.2
-"""For what is only a courtesy and mustn't hold up whoever asks."""
+"""For hints, which must delay nobody."""
 
 ACL_RULES = (
     "resetkeys ~huey.redis.aijobs_* ~worker:heartbeat:* ~job:cancel:* ~aijobs:* "
     "resetchannels -@all +bzpopmin +zadd +zmscore +zrem +zcard +zrange "
     "+set +get +mget +del +pttl +scan +ping +info +select +time +watch +unwatch +multi +exec"
 )
-"""What a Redis user of ours needs and all it needs: `ACL SETUSER aijobs on >PASSWORD` and these rules."""
+"""All rules that our Redis user needs: `ACL SETUSER aijobs on >PASSWORD` and these."""
 
 
 SHORT_TIMEOUT_S = 0.5
@@ -44,13 +44,11 @@ _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
-    """A client with a pool of its own, for one process (a fork gets fresh connections); nothing is opened
-    yet.
+    """Return a client with a pool of its own, for one process (a fork gets new connections). It connects later.
 
-    `timeout_s` bounds each answer, and the opening of a connection where it is below `CONNECT_TIMEOUT_S`. A
-    command is sent once: whether one that timed out arrived is for the caller to find out. RESP2 and no
-    client info, so that nothing but our own commands (and AUTH) is sent. `SettingsError` for an address
-    that can't be read.
+    `timeout_s` limits each answer, and the opening of a connection if it is below `CONNECT_TIMEOUT_S`. A command is
+    sent once: the caller has to find out whether one that timed out arrived. RESP2 and no client info, so that only our
+    own commands and AUTH are sent. `SettingsError` for a URL that can't be read.
     """
     try:
         pool = redis.ConnectionPool.from_url(
@@ -62,7 +60,7 @@ def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
             driver_info=None,
             decode_responses=False,
         )
-        pool.connection_class(**pool.connection_kwargs)  # Refuses options that it doesn't know, and opens nothing.
+        pool.connection_class(**pool.connection_kwargs)  # Refuses unknown options, and connects to nothing.
     except (ValueError, TypeError, redis.RedisError) as error:
         raise SettingsError(f"AIJOBS_REDIS_URL can't be read: {_why_unreadable(url, error)}") from None
     for name in _FILES:
@@ -75,7 +73,7 @@ def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
 
 
 def _why_unreadable(url: str, error: Exception) -> str:
-    """One line without the address, which may hold a password."""
+    """Return one line without the URL, which may hold a password."""
     scheme = urlsplit(url).scheme
     if "sentinel" in scheme:
         return "Sentinel isn't supported; write the address of the Redis server that it watches"
@@ -103,12 +101,11 @@ def _empty_pool(client: redis.Redis) -> None:
 
 
 def unavailable(client: redis.Redis, error: redis.RedisError) -> BrokerUnavailable:
-    """What any error from the broker means for its caller.
+    """Return the `BrokerUnavailable` for any error of the broker.
 
-    No answer of the broker is the message's fault: refused, timed out, read-only after a failover, full,
-    loading, a user without rights, a key of the wrong kind; all of them are mended at the broker, and then
-    the same message goes through. Idle connections are dropped, so that the next try meets whoever the
-    address means by then.
+    The message is never at fault: refused, timed out, read-only after a failover, full, loading, a user without rights,
+    a key of the wrong type. All are mended at the broker, and then the same message goes through. Idle connections are
+    dropped, so that the next try reaches the current server behind the URL.
     """
     pool = client.connection_pool
     pool.disconnect(inuse_connections=False)
@@ -116,9 +113,9 @@ def unavailable(client: redis.Redis, error: redis.RedisError) -> BrokerUnavailab
 
 
 class ImpatientClient:
-    """Asks the broker with a short timeout; if it doesn't answer, asks nothing for some seconds. Thread-safe.
+    """Asks the broker with a short timeout. If it doesn't answer, asks nothing for some seconds. Thread-safe.
 
-    For what people and provider calls wait for: a page waits once for a frozen broker, not once for each question.
+    For pages and provider calls: they wait once for a frozen broker, and not once for each question.
     """
 
     def __init__(self, client: redis.Redis, pause_s: float = PAUSE_S) -> None:
@@ -127,7 +124,7 @@ class ImpatientClient:
         self._last: BrokerUnavailable | None = None
 
     def ask(self, question: Callable[[redis.Redis], T]) -> T:
-        """What `question` answers. `BrokerUnavailable`, with the last cause during the pause."""
+        """Return the answer of `question`. `BrokerUnavailable`, with the last cause during the pause."""
         if self._last is not None and time.monotonic() < self._again_at:
             raise BrokerUnavailable(str(self._last), self._last.state)
         try:

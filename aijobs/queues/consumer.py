@@ -1,4 +1,4 @@
-"""Huey's consumer as we need it: polite at SIGTERM, quiet while Redis is away, and able to give up."""
+"""Huey's consumer with a polite SIGTERM, quiet outages, and a way to abandon the process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from aijobs.queues.message import PUT_BACK
 from aijobs.settings import Settings
 
 EXIT_ABANDONED = 75
-"""EX_TEMPFAIL: start me again."""
+"""The exit code of a process that abandons its jobs (EX_TEMPFAIL): its supervisor starts it again."""
 ABANDON_LIMIT_S = 10.0
-"""Beyond the grace time, for giving back at a process's own end."""
+"""Seconds after the grace time for releasing leases, before the process exits anyway."""
 
 logger = get_logger(__name__)
 
 
 def check_broker(settings: Settings) -> None:
-    """`SettingsError` if the broker's address can't be read or leads to a cluster or a Sentinel, or the broker
-    is the embedded one and nobody listens: then nobody will. A broker that was configured may be away for a
-    while, and is waited for."""
+    """Raise `SettingsError` if the broker's URL can't be read, leads to a cluster or a Sentinel, or is that of an
+    embedded broker that doesn't run. A configured broker may be away for a while: the consumer waits for it.
+    """
     client = connect(settings.broker_url())
     try:
         if settings.redis_url:
@@ -51,18 +51,17 @@ def check_broker(settings: Settings) -> None:
 
 
 def _warn_of_eviction(client: redis.Redis) -> None:
-    """Say so where a full broker would drop queues. They come back from the database, but late and again and again."""
+    """Warn if a full broker would drop queues. The re-drive would send the messages again, but late and repeatedly."""
     try:
         policy = str(client.info("memory").get("maxmemory_policy", ""))
     except redis.RedisError:
-        return  # Away, or a user that may not ask: nothing is known.
+        return  # Away, or the user has no right to ask.
     if policy.startswith("allkeys"):
         logger.warning("broker.may_evict", policy=policy)
 
 
 def configure_logs(settings: Settings) -> None:
-    """Our JSON lines on stderr; Huey's lines go the same way instead of being written twice. `-l FILE`
-    stays."""
+    """Write JSON lines to stderr, Huey's lines too. `-l FILE` stays."""
     configure(settings.log_level)
     huey_logger = logging.getLogger("huey")
     for handler in list(huey_logger.handlers):
@@ -71,8 +70,11 @@ def configure_logs(settings: Settings) -> None:
 
 
 class JobWorker(Worker):
-    """A worker thread. While broker or database is away it tries again every two seconds at most, without a
-    line each time. With two threads or more, run a waiting suspect first; with one, only if the queue is empty."""
+    """A worker thread.
+
+    While broker or database is away it tries again every two seconds at most, without a line each time. With two
+    threads or more it runs a waiting suspect first; with one, only if the queue is empty.
+    """
 
     def loop(self, now: Any = None) -> None:
         if self.huey.workers > 1 and self.huey.run_suspect():
@@ -93,7 +95,7 @@ class JobWorker(Worker):
             self._put_back()
             return
         if self.huey.execute(task, now) == PUT_BACK:
-            # The database is away. Popping on would empty the queue into nowhere, and all of it be sent again.
+            # The database is away. Without a pause the whole queue would be popped, dropped and sent again.
             self._put_back()
             self.sleep()
             return
@@ -103,7 +105,7 @@ class JobWorker(Worker):
             raise WorkerRecycle()
 
     def _put_back(self) -> None:
-        """What was popped and not run waits where it was; if it can't, the re-drive finds it."""
+        """Put the popped message back. If that fails, the re-drive sends it again."""
         try:
             self.huey.storage.put_back()
         except redis.RedisError as error:
@@ -111,7 +113,7 @@ class JobWorker(Worker):
 
 
 class AiJobsConsumer(Consumer):
-    """One process's consumer."""
+    """The consumer of one process."""
 
     worker_class = JobWorker
 
@@ -124,9 +126,9 @@ class AiJobsConsumer(Consumer):
         self._signal_actions.update({signal.SIGTERM: (False, True), signal.SIGINT: (False, True)})
 
     def start(self) -> None:
-        """Take signals first: one that comes while the crew starts must be as polite as a later one."""
+        """Install the signal handlers first: a signal while the crew starts must be handled like a later one."""
         self._set_signal_handlers()
-        # What was loaded stays to the end: no later collection need go through it again.
+        # Loaded modules stay until the end; no collection needs to walk through them again.
         gc.collect()
         gc.freeze()
         self._crew.start()
@@ -135,13 +137,14 @@ class AiJobsConsumer(Consumer):
         super().start()
 
     def stop(self, graceful: bool = False) -> None:
-        """Let what runs end within the grace time, then give back what is still held."""
+        """Wait for running jobs for the grace time, then release the rest."""
         super().stop(graceful=graceful)
         self._drain(0.0)
 
     def abandon(self) -> None:
-        """See `AiJobsHuey.abandon`. In a thread of its own, since whoever calls may be among those waited
-        for."""
+        """See `AiJobsHuey.abandon`. Runs in a thread of its own, because its caller may be among the threads that it
+        waits for.
+        """
         if self._abandoning.is_set():
             return
         self._abandoning.set()
@@ -179,7 +182,7 @@ class AiJobsConsumer(Consumer):
         try:
             self._crew.drain(grace_s)
         except Exception as error:
-            # What stays held is found by the next start on this host, or by the clock.
+            # The next start on this host, or the reaper, finds leases that stay.
             logger.error(
                 "consumer.drain_failed",
                 queueName=self.huey.queue_name,
@@ -188,9 +191,9 @@ class AiJobsConsumer(Consumer):
             )
 
     def _handle_signal(self, signum: int, frame: Any) -> None:
-        """The first signal counts; Huey would take a second one as leave to interrupt.
+        """Stop at the first signal; Huey would let a second one interrupt.
 
-        A child that a job's code forked inherits this handler, and ends as any process does.
+        A child that a job's code forked inherits this handler, and ends like any process.
         """
         if os.getpid() != self._pid:
             signal.signal(signum, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What a consumer process works with. The wiring fills it: the queues know neither engine nor passes."""
+"""What a consumer process is built from. `wiring/` fills it: `queues/` knows neither engine nor passes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from aijobs.queues.message import JobMessage
 
 
 def _nothing(grace_s: float = 0.0) -> None:
-    """What a crew without threads of its own does at start and end."""
+    """The start and end of a crew without threads of its own."""
 
 
 def _unnoted(popped: bool) -> None:
-    """What a crew without a heartbeat does when the queue answers."""
+    """The `asked` of a crew without a heartbeat."""
 
 
 def _no_suspect() -> bool:
-    """What a crew that runs no jobs answers."""
+    """The `run_suspect` of a crew that runs no jobs."""
     return False
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A periodic duty: what `run` does is harmless at any time, any number at once."""
+    """A periodic pass. `run` may be called at any time, by any number of processes at once."""
 
     name: str
     every_s: float
@@ -32,21 +32,22 @@ class Pass:
 
 @dataclass(frozen=True)
 class Crew:
-    """What a consumer process works with. Built when it starts, so that importing a queue needs nothing."""
+    """What a consumer process is built from. Built at its start, so that importing a queue needs nothing."""
 
     run_job: Callable[[JobMessage], object] | None = None
-    """Does a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the
-    maintenance queue."""
+    """Run a job; never raises. `PUT_BACK` puts the message back, and the worker waits a little. None on the maintenance
+    queue.
+    """
     run_suspect: Callable[[], bool] = _no_suspect
-    """Runs one job that waits to be run alone; whether there was one. Never raises. At most one slot is kept busy."""
+    """Run one suspect and return whether there was one. Never raises. It keeps one slot busy at most."""
     passes: Sequence[Pass] = ()
     asked: Callable[[bool], None] = _unnoted
-    """Called each time the queue answered a worker that asked for a message, with whether there was one."""
+    """Called each time the queue answered a worker, with whether there was a message."""
     start: Callable[[], None] = _nothing
-    """Called before the first message is taken; what it raises ends the process."""
+    """Called before the first message is taken. An error ends the process."""
     before_first: Sequence[Callable[[], object]] = ()
-    """Done once, after `start` and before the first message is taken; what raises is logged."""
+    """Called once, after `start` and before the first message is taken. Errors are logged."""
     catch_up: Sequence[Callable[[], object]] = ()
-    """Done once, in turn and beside the first messages; what raises is logged, and left to the passes."""
+    """Called once, in order, while the first messages are handled. Errors are logged; the passes try again."""
     drain: Callable[[float], None] = _nothing
-    """Takes nothing new, waits so many seconds for what runs, then gives back what is still held."""
+    """Take no new jobs, wait so many seconds for running ones, then release the rest."""

@@ -1,4 +1,4 @@
-"""What a consumer was asked for on Huey's command line, made right or refused."""
+"""Check the options of Huey's command line, and fill in our defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aijobs.errors import SettingsError
 from aijobs.settings import Settings
 
 MAX_DELAY_S = 2.0
-"""The longest sleep between two tries while the broker is away."""
+"""Maximum sleep between two tries while the broker is away."""
 
 _AT_LEAST = {
     "workers": ("-w", 1),
@@ -24,14 +24,14 @@ _AT_LEAST = {
     "max_tasks": ("-M", 1),
     "shutdown_timeout": ("-t", 0),
 }
-"""By option: its flag, and the least value with which a consumer still works. Seconds, or a count."""
+"""Each option's flag, and the smallest value with which a consumer works. Seconds, or a count."""
 
 
 def fit_options(options: Mapping[str, Any], settings: Settings, *, workers: int, passes: bool) -> dict[str, Any]:
-    """Huey's options with what was left out filled in by us. `SettingsError` for one that makes a consumer useless.
+    """Return Huey's options with our defaults. `SettingsError` for one that makes a consumer useless.
 
-    `workers` is how many threads a consumer has without `-w`; `passes`: whether it runs periodic tasks. A graceful
-    SIGTERM is fixed, and the back-off bounded.
+    `workers`: threads of a consumer without `-w`. `passes`: whether it runs periodic tasks. A graceful SIGTERM is
+    fixed, and the back-off limited.
     """
     given = flags_given(options)
     _refuse_useless(given, passes=passes)
@@ -49,10 +49,10 @@ def fit_options(options: Mapping[str, Any], settings: Settings, *, workers: int,
 
 
 def flags_given(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options without those that Huey filled in itself.
+    """Return the options without Huey's own defaults.
 
-    Huey hands on a default and a flag alike. Its own parser leaves out what is not on the command line, so parse this
-    process's command line again. If that doesn't give these very options, they came from elsewhere: all were given.
+    Huey hands on defaults and flags alike. Its own parser leaves out what is not on the command line, so parse this
+    process's command line again. If that doesn't give these options, they came from elsewhere and all count as given.
     """
     parser = OptionParserHandler().get_option_parser()
     parser.remove_option("-h")

@@ -1,4 +1,4 @@
-"""Our Huey: one instance a queue, signed messages, nothing of Huey's kept in Redis but the queue itself."""
+"""A queue as a Huey instance: signed messages, and nothing else of Huey's in Redis."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ logger = get_logger(__name__)
 
 
 class MessageSerializer(Serializer):
-    """Reads what `RedisBroker` wrote. Writes nothing: a message's bytes come from its outbox row
-    (`encode_member`)."""
+    """Reads the messages of `RedisBroker`. Writes nothing: a message's bytes come from its outbox row
+    (`encode_member`).
+    """
 
     def __init__(self, queue: AiJobsHuey) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class MessageSerializer(Serializer):
         raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")
 
     def deserialize(self, data: bytes) -> Message:
-        """Huey's own message of our bytes. `BadMessage` for anything that we didn't sign for this queue."""
+        """Return Huey's message for our bytes. `BadMessage` for anything that we didn't sign for this queue."""
         envelope = decode(data, self._queue.settings.message_keys, self._queue.queue_name)
         return Message(
             id=envelope.task_id,
@@ -55,14 +56,14 @@ class MessageSerializer(Serializer):
 
 
 class QueueStorage(PriorityRedisStorage):
-    """Huey's storage, whose pop tells an empty queue from a broker that doesn't answer, and can be undone."""
+    """Huey's storage, with a pop that distinguishes an empty queue from a broker outage, and that can be undone."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
         self._popped = threading.local()
 
     def dequeue(self) -> bytes | None:
-        """The first message without its prefix, None if there was none for a second. `RedisError`."""
+        """Return the first message without its prefix; None if none came within a second. `RedisError`."""
         popped = self.conn.bzpopmin(self.queue_key, timeout=self.read_timeout)
         if popped is None:
             return None
@@ -71,16 +72,16 @@ class QueueStorage(PriorityRedisStorage):
         return bytes(member[8:])
 
     def put_back(self) -> None:
-        """Undo this thread's last pop, under the same name and at the same place. `RedisError`."""
+        """Undo this thread's last pop: the same member at the same place. `RedisError`."""
         member, score = self._popped.last
         self.conn.zadd(self.queue_key, {member: score}, nx=True)
 
 
 class AiJobsHuey(PriorityRedisHuey):
-    """A queue. Reads the settings and connects when it is first used, not when it is made.
+    """A queue. It reads the settings and connects when it is first used.
 
-    `build_crew(queue)` is called when a consumer starts. An `AijobsError` that it raises (a setting, the schema,
-    a definition) ends the process with that one line.
+    `build_crew(queue)` is called when a consumer starts. Its `AijobsError` (a setting, the schema, a definition) ends
+    the process with that one line.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class AiJobsHuey(PriorityRedisHuey):
         self.queue_name = queue_name
         self.job_task_name = ""
         self.workers = QUEUES[queue_name].concurrency if queue_name in QUEUES else 1
-        """How many messages this process works on at once: the queue's policy, or `-w` once its consumer is made."""
+        """Number of messages that this process handles at once: the queue's policy, or `-w` of its consumer."""
         self.crew: Crew | None = None
         self.outage = Outage(logger, "broker")
         self._refusals = Sparing()
@@ -106,16 +107,16 @@ class AiJobsHuey(PriorityRedisHuey):
 
     @cached_property
     def settings(self) -> Settings:
-        """This process's settings. `SettingsError`."""
+        """Return this process's settings. `SettingsError`."""
         return self._load_settings()
 
     def create_storage(self) -> None:
-        """Nothing yet: `storage` is made when it is first asked for."""
+        """Create nothing: `storage` does when it is first used."""
 
     @property
     def storage(self) -> Any:
-        """The sorted set in Redis, `huey.redis.aijobs_…`. `SettingsError` where no broker is configured."""
-        with self._making_storage:  # Two workers that start at once must share one: it knows what each popped last.
+        """The sorted set in Redis, `huey.redis.aijobs_…`. `SettingsError` if no broker is configured."""
+        with self._making_storage:  # Workers that start at once must share one: it remembers each one's last pop.
             if self._storage is None:
                 pool = connect(self.settings.broker_url()).connection_pool
                 self._storage = QueueStorage(self.name, read_timeout=READ_TIMEOUT_S, connection_pool=pool)
@@ -126,7 +127,7 @@ class AiJobsHuey(PriorityRedisHuey):
         self._storage = storage
 
     def add_job_task(self) -> Any:
-        """Make this a queue of jobs: its one task, `run_job`, hands each message to the crew."""
+        """Register the only task of a job queue, `run_job`, which hands each message to the crew."""
 
         def run_job(message: dict[str, str], *, task: Any) -> object:
             return self._run_job(replace(read_arguments(message), event_id=event_id_of(task.id)))
@@ -136,7 +137,7 @@ class AiJobsHuey(PriorityRedisHuey):
         return self.task(name=TASK, context=True)(run_job)
 
     def add_pass(self, name: str) -> Any:
-        """Name a pass that this queue's crew brings; how often it runs is known when the crew is there."""
+        """Register a pass of this queue's crew. Its period is known when the crew is built."""
 
         def run() -> None:
             next(one for one in self._working_crew().passes if one.name == name).run()
@@ -145,7 +146,7 @@ class AiJobsHuey(PriorityRedisHuey):
         return self.periodic_task(Every(lambda: self._periods[name]), name=name)(run)
 
     def gather_crew(self) -> Crew:
-        """Build the crew, check that it brings every pass that was named, and keep it. `SettingsError`."""
+        """Build the crew, check that it has all registered passes, and keep it. `SettingsError`."""
         crew = self._build_crew(self)
         self._periods = {one.name: one.every_s for one in crew.passes}
         named = {task.name for task in self._registry.periodic_tasks}
@@ -161,19 +162,19 @@ class AiJobsHuey(PriorityRedisHuey):
         return crew.run_job(message)
 
     def run_suspect(self) -> bool:
-        """Run one job that waits to be run alone; whether there was one."""
+        """Run one suspect and return whether there was one."""
         return self._working_crew().run_suspect()
 
     def abandon(self) -> None:
-        """Give this process up, from any thread: what it holds is given back, it ends with code 75, and
-        whoever supervises it starts a fresh one. Returns at once."""
+        """Abandon this process, from any thread: release its leases and exit with code 75, so that its supervisor
+        starts a new one. Returns at once.
+        """
         if self._abandon is None:
             raise AijobsError(f"no consumer of {self.queue_name} runs in this process")
         self._abandon()
 
     def dequeue(self) -> Any:
-        """The next task, or None if there is none for now or what came was no message of ours.
-        `RedisError`."""
+        """Return the next task; None if there is none now, or if the message wasn't ours. `RedisError`."""
         data = self.storage.dequeue()
         if self.crew is not None:
             self.crew.asked(data is not None)
@@ -182,7 +183,7 @@ class AiJobsHuey(PriorityRedisHuey):
         try:
             return self.deserialize_task(data)
         except (BadMessage, HueyException) as error:
-            # Raising would put the worker to sleep. The job, if there is one, is found again by the re-drive.
+            # An error would make the worker sleep. If there is a job, the re-drive finds it.
             reason = str(error)
             if (held_back := self._refusals.may_say(reason)) is not None:
                 told = {"reason": reason, "bytes": len(data), "alsoRefused": held_back}
@@ -190,8 +191,9 @@ class AiJobsHuey(PriorityRedisHuey):
             return None
 
     def execute(self, task: Any, timestamp: Any = None) -> object:
-        """Run a task at once and say what it answered: no revocation, schedule, retry, lock or result of
-        Huey's, so Redis isn't asked."""
+        """Run a task and return its result. Without Huey's revocation, schedule, retry, lock or result store, so Redis
+        isn't asked.
+        """
         try:
             return task.execute()
         except Exception as error:
@@ -208,7 +210,7 @@ class AiJobsHuey(PriorityRedisHuey):
         raise AijobsError("nothing is sent through Huey: the outbox is the way to a queue")
 
     def create_consumer(self, **options: Any) -> Any:
-        """What `huey_consumer` runs. Ends the process with one line and code 1 where it couldn't do right."""
+        """Return the consumer for `huey_consumer`. Ends the process with one line and code 1 if it can't work."""
         try:
             configure_logs(self.settings)
             passes = bool(self._registry.periodic_tasks)

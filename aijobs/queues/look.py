@@ -1,4 +1,4 @@
-"""A look at the broker: whether it answers, and whether it takes what we write. One round trip that changes nothing."""
+"""Read whether the broker answers and takes our writes, in one round trip that changes nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from aijobs.queues.state import OK, REFUSED, TAKES_NO_WRITES, UNSUPPORTED, Broke
 from aijobs.queues.trouble import CLUSTER, SENTINEL, explain
 
 _NOBODY = "nobody"
-"""The name of a key and a member that are never there: with XX a write changes only what is there."""
+"""A key and member that never exist: with XX a write changes nothing then."""
 _MODES = {"cluster": CLUSTER, "sentinel": SENTINEL}
 
 
 def look_at(client: ImpatientClient, queue_keys: Mapping[str, str]) -> BrokerState:
-    """The state of the broker and of each queue, by the queue's name. Never raises.
+    """Return the state of the broker and of each queue, by the queue's name. Never raises.
 
-    Asks for the writes that processes depend on, a message and a heartbeat: a full broker, a read-only replica or a
-    user without rights answers a ping.
+    Try the writes that processes depend on, a message and a heartbeat: a full broker, a read-only replica or a user
+    without rights answers a ping.
     """
 
     def ask(connected: redis.Redis) -> list[Any]:
@@ -55,14 +55,14 @@ def look_at(client: ImpatientClient, queue_keys: Mapping[str, str]) -> BrokerSta
 
 
 def find_unsupported_mode(server: Any) -> str | None:
-    """Why a server can't be used, by its own INFO; None if it can, or doesn't tell."""
+    """Return why a server can't be used, by its INFO; None if it can, or if it doesn't say."""
     if not isinstance(server, dict):
         return None
     return _MODES.get(str(server.get("redis_mode") or server.get("server_mode")))  # Redis, and Valkey.
 
 
 def refuse_unsupported(client: redis.Redis) -> None:
-    """`SettingsError` for a cluster or a Sentinel; nothing for one that doesn't answer, or doesn't tell."""
+    """Raise `SettingsError` for a cluster or a Sentinel. A server that doesn't answer, or doesn't say, passes."""
     try:
         mode = find_unsupported_mode(client.info("server"))
     except redis.RedisError:
@@ -72,7 +72,7 @@ def refuse_unsupported(client: redis.Redis) -> None:
 
 
 def _queue(added: Any, depth: Any) -> QueueState:
-    """From the answers to a message and to the question how many wait."""
+    """Return a queue's state, from the answers to a message and to the number of messages."""
     for answer in (added, depth):
         if isinstance(answer, Exception):
             return QueueState(*_refusal(answer), depth=depth if isinstance(depth, int) else None)

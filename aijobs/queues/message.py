@@ -1,7 +1,7 @@
-"""The broker's message: four fields, signed, and the same bytes each time it is made.
+"""The broker's message: four fields, signed, and the same bytes each time.
 
-A member of a queue's sorted set is a pure function of the outbox row (event id, message version and key id) and the
-job it speaks of, so that a second send is no second message, and what was sent can be found and removed again.
+A member of a queue's sorted set depends only on the outbox row (event id, message version and key id) and its job. So a
+second send adds no second message, and a sent message can be found and removed.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from datetime import datetime
 
 MESSAGE_VERSION = 1
 PUT_BACK = "put_back"
-"""What a crew answers that could not look at a message's job at all: the message is to wait where it was."""
+"""The outcome of a message whose job couldn't be looked at: the message goes back to its queue."""
 
 
 @dataclass(frozen=True)
 class JobMessage:
-    """What a message says, in four fields: which job, of what type, and by which event (`idempotency_key`)."""
+    """The four fields of a message: the job, its type, the event (`idempotency_key`) and the job's creation."""
 
     job_id: str
     job_type: str
     idempotency_key: str
     """SHA-256 of the event's dedupe key, so that no user id is in the broker."""
     created_at: str
-    """The job's, as ISO 8601."""
+    """Creation time of the job in ISO 8601."""
     event_id: str | None = field(default=None, compare=False)
-    """Of the event, where the message's name tells it, which is no field: a hint that spares looking for the event."""
+    """Id of the event, if the message's name has it. It is no field, and saves a query for the event."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,21 @@ class OutgoingMessage:
     event_id: str
     queue_name: str
     priority: int
-    """0 is the highest … 100."""
+    """0 (highest) to 100."""
     message_version: int
     message_key_id: str
     message: JobMessage
 
 
 HandOver = Callable[[OutgoingMessage], None]
-"""What a process does with a message of its own after the commit; it doesn't raise."""
+"""Sends a message of this process after the commit. Doesn't raise."""
 
 
 def digest(dedupe_key: str) -> str:
-    """The message's idempotency key for an event's dedupe key."""
+    """Return the message's idempotency key for an event's dedupe key."""
     return hashlib.sha256(dedupe_key.encode()).hexdigest()
 
 
 def microseconds(at: datetime) -> str:
-    """`at` in the one spelling that messages carry."""
+    """Return `at` in the format of messages."""
     return at.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Who is at work: each consumer process says so in Redis every 15 seconds, and what it runs."""
+"""The running consumer processes: each writes to Redis every 15 seconds that it lives, and what it runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ HEARTBEAT_PREFIX = "worker:heartbeat:"
 TTL_S = 90
 BEAT_S = 15.0
 GATHER_S = 0.2
-"""Starts and ends that come within so long are told at once: of quick jobs each would otherwise cost two writes."""
+"""Starts and ends within this time are written together, because two writes for each quick job would be too many."""
 SCAN_COUNT = 500
 
 MOST_JOBS = 10_000
-"""Of one process at once; a heartbeat with more isn't ours."""
+"""Maximum jobs of one process. A heartbeat with more isn't ours."""
 _Name = Annotated[str, Field(max_length=300)]
 _Milliseconds = Annotated[int, Field(ge=0, le=10**12)] | None
 
@@ -36,8 +36,11 @@ logger = get_logger(__name__)
 
 
 class Presence:
-    """One process's heartbeat. Thread-safe; never raises on trouble with Redis, and never makes a job wait
-    for it: a thread of its own writes, soon after a job's start or end and every `beat_s` seconds."""
+    """The heartbeat of one process. Thread-safe.
+
+    Never raises on an error of Redis, and never makes a job wait for it: a thread of its own writes, soon after a job's
+    start or end and every `beat_s` seconds.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Presence:
         beat_s: float = BEAT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`slots`: how many jobs this process runs at once; None for one that runs none."""
+        """`slots`: number of jobs that this process runs at once; None if it runs no jobs."""
         self._client, self._instance, self._queue_name, self._beat_s = client, instance, queue_name, beat_s
         self._slots, self._monotonic = slots, monotonic
         self._key = f"{HEARTBEAT_PREFIX}{instance}"
@@ -64,26 +67,26 @@ class Presence:
         self._outage = Outage(logger, "broker.presence")
 
     def start(self) -> None:
-        """Say hello, and go on saying so until `leave`."""
+        """Write heartbeats until `leave`."""
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
         self._thread.start()
 
     def started(self, job_id: str) -> None:
-        """A job begins here."""
+        """Record that a job begins here."""
         with self._guard:
             self._active.append(job_id)
         self._changed.set()
 
     def finished(self, job_id: str) -> None:
-        """A job has ended here, or was given back."""
-        self._asked_at = self._monotonic()  # Until now its thread had no time to ask.
+        """Record that a job has ended here, or was released."""
+        self._asked_at = self._monotonic()  # Until now its thread couldn't ask.
         with self._guard:
             if job_id in self._active:
                 self._active.remove(job_id)
         self._changed.set()
 
     def asked(self, popped: bool) -> None:
-        """The queue answered a worker that asked for a message; `popped`: with one."""
+        """Record that the queue answered a worker. `popped`: with a message."""
         self._asked_at = self._monotonic()
         if popped:
             self._popped_at = self._asked_at
@@ -93,7 +96,7 @@ class Presence:
         self._try(self._client.set, self._key, self._card(), ex=TTL_S)
 
     def leave(self) -> None:
-        """Stop, and take the heartbeat away."""
+        """Stop, and delete the heartbeat."""
         self._left.set()
         self._changed.set()
         if self._thread is not None:
@@ -137,7 +140,7 @@ class Presence:
 
 @dataclass(frozen=True)
 class WorkerPresence:
-    """A worker process as its last heartbeat tells it."""
+    """A worker process, by its last heartbeat."""
 
     instance_id: str
     queue: str
@@ -147,30 +150,30 @@ class WorkerPresence:
     active_job_count: int
     active_job_ids: tuple[str, ...]
     slots: int | None
-    """How many jobs it runs at once; None for one that runs none, or doesn't say."""
+    """Number of jobs that it runs at once; None if it runs no jobs, or doesn't say."""
     age_s: float
-    """Since that heartbeat, by Redis's clock: a worker's wrong clock changes nothing."""
+    """Seconds since that heartbeat, by Redis's clock."""
     asked_s: float | None = None
-    """Since its queue last answered it, or a job ended; None if it doesn't tell."""
+    """Seconds since its queue last answered it, or a job ended; None if unknown."""
     popped_s: float | None = None
-    """Since it last took a message; None if it took none."""
+    """Seconds since it last took a message; None if it took none."""
 
 
 class PresenceReader:
-    """Reads who is at work. An entry goes 90 s after its process's last sign of life."""
+    """Reads the running workers. An entry expires 90 s after its process's last heartbeat."""
 
     def __init__(self, client: ImpatientClient) -> None:
         self._client = client
 
     def read(self) -> list[WorkerPresence]:
-        """All workers, by queue, host and pid. `BrokerUnavailable`."""
+        """Return all workers, ordered by queue, host and pid. `BrokerUnavailable`."""
         answers = self._client.ask(_read_all)
         found = [_read(card, ttl_ms) for card, ttl_ms in zip(answers[::2], answers[1::2], strict=True)]
         return sorted((p for p in found if p is not None), key=lambda p: (p.queue, p.host, p.pid))
 
 
 class _Card(BaseModel):
-    """A heartbeat as it is stored."""
+    """A stored heartbeat."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -192,7 +195,7 @@ _SHAPE = TypeAdapter(_Card)
 
 
 def _read_all(client: redis.Redis) -> list[Any]:
-    """Each heartbeat, and how long it lasts."""
+    """Return each heartbeat and its remaining time."""
     keys = sorted(set(client.scan_iter(match=f"{HEARTBEAT_PREFIX}*", count=SCAN_COUNT)))
     pipeline = client.pipeline(transaction=False)
     for key in keys:
@@ -206,7 +209,7 @@ def _read_all(client: redis.Redis) -> list[Any]:
 
 
 def _read(card: Any, ttl_ms: Any) -> WorkerPresence | None:
-    """None for an entry that went between two reads, and for one that isn't ours."""
+    """Return the worker; None for an entry that expired between two reads, or that isn't ours."""
     if card is None or ttl_ms == -2:
         return None
     if not isinstance(card, bytes) or not isinstance(ttl_ms, int) or ttl_ms < 0:

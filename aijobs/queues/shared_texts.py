@@ -1,6 +1,6 @@
-"""Short texts in Redis that all processes see alike and change as one step: what breakers and call slots are made of.
+"""Short texts in Redis that all processes share and change atomically, for breakers and call slots.
 
-Nothing of a job depends on them, so nobody waits long for them: after an error none is asked for during some seconds.
+No job depends on them, so nobody waits long for them: after an error none is read for some seconds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from aijobs.queues.connection import ImpatientClient
 
 
 class SharedTexts:
-    """Texts by key, each with an end. Every method raises `BrokerUnavailable`."""
+    """Texts by key, each with an expiry. Every method raises `BrokerUnavailable`."""
 
     def __init__(self, client: ImpatientClient) -> None:
         self._ask = client.ask
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
-        """The text of each key."""
+        """Return the text of each key."""
         return [_text(value) for value in self._ask(lambda client: client.mget(keys))]
 
     def read_with_time(self, keys: Sequence[str]) -> tuple[int, list[str | None]]:
-        """Redis's own time in milliseconds, and the text of each key."""
+        """Return Redis's time in milliseconds, and the text of each key."""
 
         def ask(client: redis.Redis) -> tuple[int, list[str | None]]:
             pipeline = client.pipeline(transaction=False)
@@ -37,16 +37,16 @@ class SharedTexts:
         return self._ask(ask)
 
     def add(self, key: str, text: str, keep: timedelta) -> bool:
-        """Write a text where there is none; whether there was none."""
+        """Write a text if the key has none, and return whether it did."""
         return bool(self._ask(lambda client: client.set(key, text, nx=True, px=_px(keep))))
 
     def swap(self, key: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
-        """Write `new` (None: take the text away) where it is still `seen`; whether it was."""
+        """Write `new` (None: delete) if the text is still `seen`, and return whether it was."""
 
         def exchange(client: redis.Redis) -> bool:
             with client.pipeline() as pipeline:
                 pipeline.watch(key)
-                (value,) = pipeline.mget([key])  # Unlike GET, it reads a value of another kind as none.
+                (value,) = pipeline.mget([key])  # Unlike GET, it reads a value of another type as none.
                 if _text(value) != seen:
                     return False
                 pipeline.multi()

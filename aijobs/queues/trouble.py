@@ -1,4 +1,4 @@
-"""What an error of the broker means: a state, and its cause in one line without address, password or content."""
+"""Explain an error of the broker: its state, and the cause in one line without URL, password or content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMAND = re.compile(r"run the '([\w|]+)' command")
 
 
 def _n(text: str) -> str:
-    """Mark a text that the console translates."""
+    """Mark a text for translation by the console."""
     return text
 
 
@@ -32,7 +32,7 @@ _TLS_PORT = _n("It closed the connection; if its port is for TLS, write rediss:/
 _BY_CODE = {
     "OOM": (TAKES_NO_WRITES, _n("Its memory is full (maxmemory)")),
     "READONLY": (TAKES_NO_WRITES, _n("It is a read-only replica")),
-    "UNBLOCKED": (TAKES_NO_WRITES, _n("It is a read-only replica")),  # It became one while a worker waited.
+    "UNBLOCKED": (TAKES_NO_WRITES, _n("It is a read-only replica")),  # It became a replica while a worker waited.
     "MISCONF": (TAKES_NO_WRITES, _n("It can't save its data to disk (MISCONF)")),
     "NOREPLICAS": (TAKES_NO_WRITES, _n("Too few replicas are connected to it (NOREPLICAS)")),
     "WRONGTYPE": (REFUSED, _n("A key of ours holds a value of another kind (WRONGTYPE)")),
@@ -67,13 +67,13 @@ _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_E
 
 
 def explain(error: BaseException, *, tls: bool = False) -> BrokerUnavailable:
-    """What any error of the client means for its caller. `tls`: whether the connection was to be encrypted."""
+    """Return the `BrokerUnavailable` for an error of the client. `tls`: whether the connection was to be encrypted."""
     state, cause, detail = _explain(error, tls)
     return BrokerUnavailable(f"{cause}: {detail}" if detail else cause, state)
 
 
 def _explain(error: BaseException, tls: bool) -> tuple[str, str, str]:
-    """The state, a text of this module, and a detail that the text doesn't have."""
+    """Return the state, a text of this module, and a detail that the text doesn't have."""
     text = str(error)
     for kind, code in _CODE_OF_CLASS.items():
         if isinstance(error, kind):
@@ -110,7 +110,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _explain_system(error: OSError, tls: bool) -> tuple[str, str] | None:
-    """The text and the detail for an error of the system or of TLS; None if the caller knows better."""
+    """Return text and detail for an error of the system or of TLS; None if the caller knows better."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _n("Its certificate is refused"), error.verify_message
     if isinstance(error, ssl.SSLError):

@@ -30,8 +30,8 @@ class MemoryCallSlots:
             self._held[provider, free] = token, self._clock() + lease_s
             return token
 
-    def give_back(self, provider: str, token: str) -> None:
-        """See `CallSlots.give_back`."""
+    def release(self, provider: str, token: str) -> None:
+        """See `CallSlots.release`."""
         with self._guard:
             for slot, (holder, _) in list(self._held.items()):
                 if slot[0] == provider and holder == token and not self.away:

@@ -151,7 +151,7 @@ class AiGateway:
                 raise ProvidersBusy(wait)
             return self._watched(scope, ask)
         finally:
-            self._slots.give_back(name, slot)
+            self._slots.release(name, slot)
 
     def _watched(self, scope: str, ask: Callable[[], T]) -> T:
         probing = self._breaker.is_probing(scope)

@@ -19,7 +19,7 @@ class CallSlots(Protocol):
         """
         ...
 
-    def give_back(self, provider: str, token: str) -> None:
+    def release(self, provider: str, token: str) -> None:
         """Free the slot of `token`; nothing happens where its lease is over. Never raises."""
         ...
 

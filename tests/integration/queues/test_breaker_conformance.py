@@ -167,18 +167,18 @@ def test_there_are_as_many_slots_as_the_limit_says_and_each_comes_back_once(case
     assert case.slots.take("deepseek", 3, 60) is None
     assert case.slots.in_use("deepseek", 3) == 3
     assert case.slots.take("openai", 3, 60) is not None
-    case.slots.give_back("deepseek", tokens[1] or "")
+    case.slots.release("deepseek", tokens[1] or "")
     assert case.slots.in_use("deepseek", 3) == 2
     again = case.slots.take("deepseek", 3, 60)
     assert again not in (None, *tokens)
-    case.slots.give_back("deepseek", tokens[1] or "")
+    case.slots.release("deepseek", tokens[1] or "")
     assert case.slots.in_use("deepseek", 3) == 3
 
 
 def test_no_limit_takes_no_slot(case: Case) -> None:
     assert {case.slots.take("deepseek", 0, 60) for _ in range(5)} == {UNLIMITED}
     assert case.slots.in_use("deepseek", 0) is None
-    case.slots.give_back("deepseek", UNLIMITED)
+    case.slots.release("deepseek", UNLIMITED)
 
 
 def test_the_slot_of_a_dead_worker_comes_back_and_its_ghost_frees_nobody_elses(case: Case) -> None:
@@ -187,7 +187,7 @@ def test_the_slot_of_a_dead_worker_comes_back_and_its_ghost_frees_nobody_elses(c
     case.pass_time(0.06)
     heir = case.slots.take("deepseek", 1, 60)
     assert heir is not None
-    case.slots.give_back("deepseek", dead or "")
+    case.slots.release("deepseek", dead or "")
     assert case.slots.take("deepseek", 1, 60) is None
 
 
@@ -203,7 +203,7 @@ def test_calls_go_on_uncounted_while_nobody_can_count(case: Case) -> None:
     with capture_logs() as lines:
         assert case.slots.take("deepseek", 1, 60) == UNLIMITED
         assert case.slots.in_use("deepseek", 1) is None
-        case.slots.give_back("deepseek", held)
+        case.slots.release("deepseek", held)
     assert [line["event"] for line in lines] in ([], ["calls.slots.away"])
 
 
@@ -248,7 +248,7 @@ def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
         assert all(client.pttl(key) > 0 for key in keys)
     assert keys == {f"aijobs:breaker:{SCOPE}", slot_key("deepseek", 0)}
     assert breaker.reset(SCOPE).word in ("open", "half_open")
-    slots.give_back("deepseek", token or "")
+    slots.release("deepseek", token or "")
     with server.client() as client:
         assert client.keys() == []
 
@@ -302,7 +302,7 @@ def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is
     assert slots.in_use("p", 6) == 1
     taken = [slots.take("p", 6, 60) for _ in range(6)]
     assert [token is not None for token in taken] == [True] * 5 + [False]
-    slots.give_back("p", taken[0] or "")
+    slots.release("p", taken[0] or "")
     assert slots.in_use("p", 6) == 5
 
 
