@@ -1,6 +1,6 @@
-"""Which AI providers there are and which way calls go: the built-in ones, and a providers file beside them.
+"""The AI providers and the routes to them: the built-in ones, and those of a providers file.
 
-Base URLs come from the operator's file alone; no request and no user can name one.
+Base URLs come from the operator's file alone. No request and no user can name one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from aijobs.errors import SettingsError
 
 BUILT_IN = Path(__file__).with_name("providers.toml")
 LOCAL = Route("local", "local-extractive-v1")
-"""The built-in provider: it needs no network and no key."""
+"""The built-in provider, which needs no network and no key."""
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 JsonMode = Literal["json_schema", "json_object", "prompt"]
-"""What a server takes: a schema for its answer, the demand for one JSON object, or neither, which leaves the prompt."""
+"""How a server is asked for JSON: by a schema, by "one JSON object", or by the prompt alone."""
 
 
 def _is_near(host: str) -> bool:
-    """Whether a host is on this machine or in its own network, as far as its name tells."""
+    """Return whether a host is on this machine or in its own network, by its name."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -90,27 +90,27 @@ class ProviderConfig:
     models: tuple[str, ...]
     json_mode: JsonMode
     key: str | None = field(repr=False)
-    """The platform's key; None where there is none."""
+    """The platform's key; None if there is none."""
     needs_key: bool
     prices_as: str
     """The provider's name in the price list."""
     tokens_name: str
-    """How its models call the limit on an answer's tokens."""
+    """The field that limits an answer's tokens for its models."""
     max_output_tokens: int | None
     context_tokens: int | None
-    """The most that an answer, and prompt and answer together, may have; None: not known."""
+    """Maximum tokens of prompt and answer together; None if unknown."""
     max_concurrent_calls: int
-    """At once, across all workers; 0: any number."""
+    """Maximum concurrent calls across all workers; 0: no limit."""
     moderation_model: str | None
     connect_s: float
     first_data_s: float
     idle_s: float
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     written: frozenset[str] = frozenset()
-    """The entries that the operator's file has."""
+    """The entries of the operator's file."""
 
     def written_limits(self) -> Iterator[tuple[str, float]]:
-        """Each limit in seconds that the operator's file sets: its entry, and the value."""
+        """Yield each limit in seconds that the operator's file sets: its entry and its value."""
         for entry in ("connect_s", "first_data_s", "idle_s"):
             if entry in self.written:
                 yield entry, getattr(self, entry)
@@ -128,7 +128,7 @@ class ProviderConfig:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All providers by name, and the routes by name: where to try first, and where next."""
+    """All providers and all routes by name. A route is a list of places, in order."""
 
     providers: Mapping[str, ProviderConfig]
     routes: Mapping[str, tuple[Route, ...]]
@@ -136,11 +136,10 @@ class Catalogue:
 
     @classmethod
     def load(cls, path: str | Path | None, keys: Mapping[str, str]) -> Catalogue:
-        """The built-in catalogue, with the file at `path` where there is one, and the platform's `keys` by provider.
+        """Return the built-in catalogue with the file at `path`, if given, and the platform's `keys` by provider.
 
-        Without a default route of its own it is DeepSeek where that has a key, else the built-in provider.
-        `SettingsError` names the file and what is wrong in it: a route to nowhere, a platform's route without a key, a
-        key for no provider.
+        The default route is DeepSeek if it has a key, otherwise the built-in provider. `SettingsError` names the file
+        and the fault: a route to an unknown provider, a platform route without a key, a key for an unknown provider.
         """
         built_in, own = _read(BUILT_IN), _read(Path(path)) if path else _File()
         tables = {**built_in.provider, **own.provider}
@@ -165,7 +164,7 @@ class Catalogue:
         return cls(providers, named, users)
 
     def price_names(self) -> Mapping[str, str]:
-        """Each provider's name in the price list."""
+        """Return each provider's name in the price list."""
         return {name: provider.prices_as for name, provider in self.providers.items()}
 
 
@@ -183,7 +182,7 @@ def _read(path: Path) -> _File:
     try:
         return _File.model_validate(document)
     except ValidationError as error:
-        # Without the input: somebody may have put a key where none belongs.
+        # Without the input, which may hold a key in the wrong place.
         first = error.errors(include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"the providers file {path.name}: {place}: {first['msg']}") from None
@@ -236,7 +235,7 @@ def _route(where: str, name: str, text: str, providers: Mapping[str, ProviderCon
 
 
 def _check_moderators(where: str, providers: Mapping[str, ProviderConfig]) -> None:
-    """Refused rather than passed over: whoever names a moderation believes it done."""
+    """Refuse a moderation model that can't be called. An operator who names one relies on it."""
     for name, config in providers.items():
         if config.moderation_model and not config.ready:
             raise SettingsError(f"{where}: the moderation of {name} needs a key: set AIJOBS_{name.upper()}_API_KEY")

@@ -1,4 +1,4 @@
-"""Errors of the models' room that are no fault of the job."""
+"""Errors of calls that are no fault of the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aijobs.errors import AijobsError
 
 
 class ProvidersBusy(AijobsError):
-    """No provider of the job's route is available: its breaker is open, or all its calls are taken. The job is
+    """No provider of the job's route is available: its breaker is open, or all its calls are in use. The job is
     postponed for `wait`, and the attempt doesn't count.
 
     `crowded`: one of them works and serves other jobs, so this is a queue and no outage.

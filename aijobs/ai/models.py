@@ -1,4 +1,4 @@
-"""One row per provider call."""
+"""The table of provider calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallState(StrEnum):
 
 
 class AiUsageLog(Base):
-    """One provider call inside an attempt: opened before the call, closed after it by whoever opened it."""
+    """One provider call of an attempt: opened before the call, closed after it."""
 
     __tablename__ = "ai_usage_logs"
 
@@ -40,7 +40,7 @@ class AiUsageLog(Base):
     cached_tokens: Mapped[int | None] = mapped_column(Integer)
     estimated: Mapped[bool] = mapped_column(Boolean, default=False)
     cost_micros: Mapped[int | None] = mapped_column(BigInteger)
-    """Millionths of `currency`; None where there is no price or no count, never 0 for unknown."""
+    """Millionths of `currency`; None if there is no price or no count, never 0 for unknown."""
     currency: Mapped[str | None] = mapped_column(String(3))
     price_version: Mapped[str | None] = mapped_column(String(32))
     billed: Mapped[str] = mapped_column(String(8), default="unknown")
@@ -49,9 +49,9 @@ class AiUsageLog(Base):
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     error_code: Mapped[str | None] = mapped_column(String(64))
     http_status: Mapped[int | None] = mapped_column(SmallInteger)
-    """What the provider's server answered, where it did."""
+    """The HTTP status of the provider's answer, if there was one."""
     request_id: Mapped[str | None] = mapped_column(String(128))
-    """The provider's own name for the call, to settle a bill with."""
+    """The provider's id of the call, for questions about a bill."""
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
@@ -59,7 +59,7 @@ class AiUsageLog(Base):
         Index("uq_ai_usage_logs_call", "job_id", "attempt_no", "call_no", unique=True),
         Index("ix_ai_usage_logs_user", "user_id", "started_at"),
         Index("ix_ai_usage_logs_started", "started_at"),
-        # Calls under way, and those that nobody closed.
+        # Running calls, and those that nobody closed.
         Index("ix_ai_usage_logs_state", "state", "started_at"),
         TABLE_OPTIONS,
     )

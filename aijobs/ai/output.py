@@ -1,8 +1,7 @@
-"""From a provider's text to a JSON object, strictly.
+"""Parse a provider's text as a JSON object, strictly.
 
-A model's answer is the one input that nobody wrote a client for, so this parser accepts exactly what can be
-read in one way and refuses the rest. It mends nothing: completing a cut-off answer silently is how half a
-result gets saved.
+A model's answer is free text. This parser accepts what can be read in one way only, and refuses the rest. It repairs
+nothing: completing a cut-off answer would save half a result.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from aijobs.errors import JobError
 
 MAX_CHARACTERS = 1_000_000
 BIDI_OVERRIDES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that make a text look like another one. No writing needs them: marks of direction (U+200E, U+200F) do."""
+"""Characters that make a text look like another one. No script needs them; the direction marks U+200E and U+200F are
+allowed.
+"""
 _OVERRIDE = re.compile(f"[{BIDI_OVERRIDES}]")
 _MAY_OVERRIDE = re.compile(rf"[{BIDI_OVERRIDES}]|\\u20(?:2[a-e]|6[6-9])", re.IGNORECASE)
-"""The same in JSON, where it may be an escape."""
+"""The same in JSON, possibly as an escape."""
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r"(?P<before>[^`]*?)^```(?P<label>[^\n`]*)\n(?P<inside>.*)\n[ \t]*```\Z", re.DOTALL | re.MULTILINE)
 
 
 class AnswerInvalid(JobError):
-    """The answer can't be used; `code` says in which way, `faults` what the next prompt should ask for."""
+    """The answer can't be used. `code` says why; `faults` go into the next prompt."""
 
     def __init__(self, code: str, internal: str, faults: Sequence[str] = ()) -> None:
         super().__init__(code, internal, faults=tuple(faults) or (internal,))
@@ -43,19 +44,17 @@ class NotJson(AnswerInvalid):
 
 
 class EmptyAnswer(AnswerInvalid):
-    """PROVIDER_EMPTY_OUTPUT: nothing but white space came back, which some providers do instead of
-    failing.
-    """
+    """PROVIDER_EMPTY_OUTPUT: only white space came back, which some providers send instead of an error."""
 
     def __init__(self) -> None:
         super().__init__("PROVIDER_EMPTY_OUTPUT", "the answer was empty")
 
 
 def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
-    """Return the JSON object of an answer without bidi overrides in its texts, unless the provider cut it off.
+    """Return the JSON object of an answer, without bidi overrides in its texts.
 
-    A cut-off answer may parse, with half of its items: VALIDATION_TRUNCATED either way, and the next prompt
-    asks for less instead of for better JSON.
+    VALIDATION_TRUNCATED if the provider cut it off, even if it parses: it may hold half of its items. The next prompt
+    then asks for less.
     """
     if finish_reason == "length":
         raise AnswerInvalid("VALIDATION_TRUNCATED", "the answer was cut off: give fewer or shorter items")
@@ -66,11 +65,11 @@ def read_answer(text: str, finish_reason: str) -> dict[str, Any]:
 
 
 def parse_json_answer(text: str) -> dict[str, Any]:
-    """The JSON object that `text` holds, its strings in NFC.
+    """Return the JSON object in `text`, with its strings in NFC.
 
-    `text` is the whole answer: one object, optionally after a complete think block, optionally in one code
-    fence. Raises `EmptyAnswer` for a blank answer, `NotJson` for anything else that is not exactly one strict
-    object, and `AnswerInvalid` with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
+    `text` is the whole answer: one object, optionally after a complete think block, optionally in one code fence.
+    `EmptyAnswer` for a blank answer, `NotJson` for anything else that isn't exactly one strict object, `AnswerInvalid`
+    with VALIDATION_OUTPUT_TOO_LARGE beyond `MAX_CHARACTERS`.
     """
     if len(text) > MAX_CHARACTERS:
         raise AnswerInvalid("VALIDATION_OUTPUT_TOO_LARGE", f"the answer is longer than {MAX_CHARACTERS} characters")
@@ -95,10 +94,9 @@ def _unthink(text: str) -> str:
 
 
 def _unfence(text: str) -> str:
-    """What stands in the one code fence that ends the answer; the text itself where it has none.
+    """Return the content of the code fence that ends the answer; the text itself if it has none.
 
-    The closing marks are looked for at the very end, never by splitting: marks inside a JSON string are
-    content.
+    The closing marks are searched at the end only, because marks inside a JSON string are content.
     """
     if text.startswith("{") or "```" not in text:
         return text
@@ -111,7 +109,7 @@ def _unfence(text: str) -> str:
 
 
 def _refuse_deep(body: str) -> None:
-    """Counted before decoding, since the decoder itself recurses."""
+    """Refuse deep nesting before decoding, because the decoder recurses."""
     depth, in_string, escaped = 0, False, False
     for character in body:
         if in_string:
@@ -141,7 +139,7 @@ def _decode(body: str) -> Any:
             parse_int=_parse_int,
         )
     except json.JSONDecodeError as error:
-        # The decoder's own text quotes nothing of the answer, so it may go into the next prompt and the log.
+        # The decoder's text quotes nothing of the answer, so it may be logged and sent in the next prompt.
         raise NotJson(f"not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
 
 
@@ -199,13 +197,13 @@ def _parse_float(digits: str) -> float:
 
 
 def _parse_int(digits: str) -> int:
-    # Length first: Python refuses to convert thousands of digits, with an error of its own.
+    # Check the length first: Python raises another error for thousands of digits.
     if len(digits) > 17 or abs(int(digits)) > MAX_INTEGER:
         raise NotJson("the answer has a number that is too large")
     return int(digits)
 
 
 def schema_faults(errors: Sequence[tuple[str, str]]) -> AnswerInvalid:
-    """The error for an answer that breaks its schema, from (field path, what is wrong) pairs."""
+    """Return the error of an answer that violates its schema, from pairs of field path and fault."""
     faults = [f"{field}: {message}" for field, message in errors][:5]
     return AnswerInvalid("VALIDATION_OUTPUT_SCHEMA", "; ".join(faults), faults)

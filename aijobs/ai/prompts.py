@@ -1,8 +1,7 @@
 """Versioned prompts: Jinja files in the repository, rendered with the user's text as data.
 
-`<root>/<job_type>/<version>/system.md.j2` and `user.md.j2`. What the learner wrote reaches a template only as
-values, so nothing in it is expanded, and it stands between fence marks that are made anew for each prompt out
-of what it must not contain: no note can close its own fence.
+`<root>/<job_type>/<version>/system.md.j2` and `user.md.j2`. The learner's text reaches a template only as values, so
+nothing in it is expanded. It stands between fence marks that don't occur in it, so no note can close its own fence.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from aijobs.errors import JobError
 MAX_CHARACTERS = 200_000
 MAX_FAULTS = 5
 VARIABLES = frozenset({"input", "output_schema", "faults", "fence"})
-"""What a template may use: the snapshot's content, the output schema as JSON text, what was wrong with the
-last answer (empty at first), and the fence mark."""
+"""The variables of a template: the snapshot's content, the output schema as JSON text, the faults of the last answer
+(empty at first), and the fence mark.
+"""
 
 NEEDED = frozenset({"input", "output_schema", "faults", "fence"})
-"""What each prompt has to use: without the fence, notes are instructions; without the faults, a second try is the
-first one again.
+"""The variables that each prompt must use. Without the fence, notes would be instructions; without the faults, a second
+try would repeat the first.
 """
 
 _PARTS = ("system", "user")
@@ -37,13 +37,13 @@ _WORDS = {
     "the word json": re.compile(r"\bjson\b", re.IGNORECASE),
     "an example": re.compile(r"\bexample\b|例如|示例", re.IGNORECASE),
 }
-"""Providers that are asked for a JSON object refuse a prompt without the word; and models follow an example best."""
+"""Providers with JSON mode refuse a prompt without this word, and models follow an example best."""
 _VERSION = re.compile(r"v[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt: the rules, and the request with the user's text in it."""
+    """A rendered prompt: the rules, and the request with the user's text."""
 
     system: str = field(repr=False)
     user: str = field(repr=False)
@@ -51,8 +51,8 @@ class Prompt:
 
 @cache
 def _environment_of(roots: tuple[Path, ...]) -> ImmutableSandboxedEnvironment:
-    """Return the environment of these folders, with the templates that it has compiled."""
-    # Prompts are plain text for a model: HTML escaping would change what the learner wrote.
+    """Return the Jinja environment of these folders, with its compiled templates."""
+    # Prompts are plain text: HTML escaping would change the learner's text.
     return ImmutableSandboxedEnvironment(
         loader=FileSystemLoader([str(root) for root in roots]),
         undefined=StrictUndefined,
@@ -64,7 +64,7 @@ def _environment_of(roots: tuple[Path, ...]) -> ImmutableSandboxedEnvironment:
 
 
 class PromptTemplates:
-    """The prompt files below `roots`; where two roots have the same file, the first one's counts."""
+    """The prompt files below `roots`. If two roots have the same file, the first one counts."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
@@ -74,7 +74,7 @@ class PromptTemplates:
         return _environment_of(self._roots)
 
     def versions(self, job_type: str) -> list[str]:
-        """The complete versions of a job type's prompt, oldest first; empty where it has none."""
+        """Return the complete versions of a job type's prompt, oldest first; empty if it has none."""
         found = {
             folder.name
             for root in self._roots
@@ -84,10 +84,10 @@ class PromptTemplates:
         return sorted(found, key=lambda version: int(version[1:]))
 
     def exists(self, job_type: str, version: str) -> bool:
-        """Whether this version is there, whole. Raises `UnknownPrompt` where it is there and broken.
+        """Return whether this version exists and is complete. `UnknownPrompt` if it is broken.
 
-        Asked when a definition is registered, so that a template that doesn't compile, uses a variable that nobody
-        gives it, or lacks what each prompt needs, stops a start and never a job.
+        Called when a definition is registered, so that a template that doesn't compile, uses an unknown variable, or
+        lacks a required one stops a start and never a job.
         """
         if version not in self.versions(job_type):
             return False
@@ -110,12 +110,11 @@ class PromptTemplates:
         return loader.get_source(self._environment, name)[0]
 
     def render(self, job_type: str, version: str, variables: Mapping[str, Any]) -> Prompt:
-        """The prompt of a job type and version.
+        """Return the prompt of a job type and version.
 
-        `variables` holds `input` (the snapshot's content), `output_schema` (JSON text) and optionally
-        `faults`, of which five at most are named. Raises `JobError`: INTERNAL_CONFIG where there is no such
-        version any more or the template fails, VALIDATION_INPUT_TOO_LARGE where the prompt would pass
-        `MAX_CHARACTERS`.
+        `variables`: `input` (the snapshot's content), `output_schema` (JSON text) and optionally `faults`, of which
+        five at most are used. Raises `JobError`: INTERNAL_CONFIG if the version doesn't exist any more or the template
+        fails, VALIDATION_INPUT_TOO_LARGE if the prompt would exceed `MAX_CHARACTERS`.
         """
         values = {"faults": (), **variables}
         values["faults"] = tuple(_one_line(fault) for fault in values["faults"])[:MAX_FAULTS]
@@ -133,9 +132,9 @@ class PromptTemplates:
             raise JobError("INTERNAL_CONFIG", f"prompt {name} does not compile: {type(error).__name__}") from error
 
     def _undeclared(self, name: str) -> set[str]:
-        """Variables that a template and what it includes read but don't set."""
+        """Return the variables that a template and its includes read but don't set."""
         try:
-            self._environment.get_template(name)  # parsing alone accepts filters that nobody has
+            self._environment.get_template(name)  # parsing alone accepts unknown filters
             tree = self._environment.parse(self._source(name))
             included = [part for part in meta.find_referenced_templates(tree) if part is not None]
             return meta.find_undeclared_variables(tree).union(*(self._undeclared(part) for part in included))
@@ -153,7 +152,7 @@ class PromptTemplates:
                     raise JobError("VALIDATION_INPUT_TOO_LARGE", f"the prompt passes {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except (TemplateError, TypeError, LookupError, ValueError) as error:
-            # Only the class: a template error may quote what the learner wrote.
+            # Only the class: the error's text may quote the learner.
             raise JobError("INTERNAL_CONFIG", f"prompt {template.name} failed: {type(error).__name__}") from None
         return "".join(pieces).strip()
 
@@ -167,7 +166,7 @@ def _name(job_type: str, version: str, part: str) -> str:
 
 
 def fence_for(values: Any) -> str:
-    """A mark that occurs in none of the strings of `values`: the same for the same values, so prompts stay
+    """Return a mark that occurs in none of the strings of `values`: the same for the same values, so that prompts stay
     cacheable.
     """
     texts = list(_strings(values))

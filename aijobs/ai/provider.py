@@ -11,7 +11,7 @@ from aijobs.errors import JobError
 
 
 class CancellationToken(Protocol):
-    """What the engine hands down so that a call ends when its job is cancelled or its deadline has come."""
+    """Ends a call when its job is cancelled or its deadline has come."""
 
     def raise_if_cancelled(self) -> None:
         """Raise the error that ends the attempt, if there is one; return at once otherwise."""
@@ -20,10 +20,12 @@ class CancellationToken(Protocol):
         """Seconds until the attempt's deadline, never below 0."""
 
     def progress(self, percent: int) -> None:
-        """Say that the answer is there to `percent` (0–100): as often as you like, shown twice a second at most."""
+        """Report that the answer is complete to `percent` (0–100). Call it as often as you like; it is shown twice a
+        second at most.
+        """
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the attempt must stop, at once where it must already: the place to abort a call."""
+        """Call `callback` when the attempt must stop, at once if it must already. Use it to abort a call."""
 
     def sleep(self, seconds: float) -> None:
         """Wait, or raise the error that ends the attempt as soon as there is one."""
@@ -36,12 +38,14 @@ class SealedKey(Protocol):
     def credential_id(self) -> str: ...
 
     def open(self) -> str:
-        """The key in plain, for one call; nobody keeps it. `JobError(CREDENTIAL_UNREADABLE)` where it does not open."""
+        """Return the decrypted key, for one call; don't keep it. `JobError(CREDENTIAL_UNREADABLE)` if it can't be
+        decrypted.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a call goes: a provider's name and one of its models."""
+    """A provider's name and one of its models."""
 
     provider: str
     model: str
@@ -49,12 +53,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One piece of work for a provider.
+    """A request to a provider.
 
-    `prompt` is what a model reads; `input` is the snapshot's content, for a provider that works by rules;
-    `output_schema` is the JSON Schema that the answer has to satisfy. How long it may take is the token's to
-    say. `constrained` is off where the last answer was blank, as some providers answer under a constraint: then the
-    prompt alone asks for JSON.
+    `prompt` is for a model; `input` is the snapshot's content, for a provider that works by rules; `output_schema` is
+    the JSON Schema of the answer. The token has the time limit. `constrained` is false if the last answer was blank, as
+    some providers answer under a constraint: then the prompt alone asks for JSON.
     """
 
     job_type: str
@@ -65,19 +68,19 @@ class GenerateRequest:
     max_output_tokens: int = 8_000
     constrained: bool = True
     last_route: bool = False
-    """No other route is left to ask: the provider gets the rest of the attempt's time."""
+    """No other route is left: the provider gets the rest of the attempt's time."""
     credential: SealedKey | None = field(default=None, repr=False)
     """The user's own key that pays, or None for the platform's."""
     terms: Any = None
-    """What the provider found out that its server takes; its own, and None at first."""
+    """What the provider learned about its server's limits; None at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """What came back: the raw text and what it took. `cached_tokens` are part of `prompt_tokens`; None: not known.
+    """The answer: the raw text, and its usage. `cached_tokens` are part of `prompt_tokens`; None if unknown.
 
-    `estimated` says that the provider counted no tokens and the figures are ours. `finish_reason` is the
-    provider's word; `length` means cut off.
+    `estimated`: the provider counted no tokens, and the figures are ours. `finish_reason` is the provider's; `length`
+    means cut off.
     """
 
     text: str = field(repr=False)
@@ -94,7 +97,7 @@ class GenerateAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What is known of a call that gave no answer: what it may have cost, and what the server said.
+    """What is known of a call without an answer: its possible cost, and what the server said.
 
     `billed` is yes, no or unknown.
     """
@@ -110,19 +113,19 @@ class CallFacts:
 
 
 class CallFailed(JobError):
-    """A call that gave no answer to use; `facts` go to its usage row."""
+    """A call without a usable answer. `facts` go to its usage row."""
 
     def __init__(
         self, code: str, internal: str, facts: CallFacts = CallFacts(), *, silent: bool = False, **more: Any
     ) -> None:
-        """`silent`: the attempt's time was over before the server had said anything."""
+        """`silent`: the time was over before the server had sent anything."""
         super().__init__(code, internal, **more)
         self.facts, self.silent = facts, silent
 
 
 class LessWanted(CallFailed):
-    """The server doesn't take something of how it was asked (a `response_format`, so many tokens); `request` is the
-    same one without it.
+    """The server refuses part of the request (a `response_format`, so many tokens). `request` is the same one without
+    it.
     """
 
     def __init__(self, internal: str, facts: CallFacts, request: GenerateRequest) -> None:
@@ -131,24 +134,24 @@ class LessWanted(CallFailed):
 
 
 class Moderator(Protocol):
-    """A provider's own judgement of texts, beside our rules."""
+    """A provider's own moderation of texts, beside our rules."""
 
     @property
     def moderation_route(self) -> Route:
-        """Where it asks, for the usage row."""
+        """The route of a moderation, for the usage row."""
 
     def moderate(self, texts: Sequence[str], token: CancellationToken) -> frozenset[str]:
-        """The categories that it finds in the texts, as OpenAI names them. Raises `JobError`."""
+        """Return the categories that it finds in the texts, in OpenAI's names. Raises `JobError`."""
 
 
 class AiProvider(Protocol):
-    """A source of answers. `generate` blocks until the answer is whole."""
+    """A source of answers. `generate` blocks until the answer is complete."""
 
     @property
     def name(self) -> str:
         """The name that routes and usage rows use."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer. Raises `JobError` with a code of `errors.py`, and whatever the token raises: `CallFailed` with
-        what is known of the call, `LessWanted` where another call that asks for less may succeed.
+        """Return the answer. Raises `JobError` with a code of `CODES`, and the token's errors: `CallFailed` with the
+        facts of the call, `LessWanted` if another call that asks for less may succeed.
         """

@@ -1,4 +1,4 @@
-"""A trial call of each provider and model: whether the operator's set-up works, before a learner's job finds out."""
+"""Make a trial call to each provider and model, so that the operator finds faults before a learner's job does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aijobs.clock import Stopwatch, utc_now
 from aijobs.errors import JobError
 
 SECONDS = 60.0
-"""What a trial call may take."""
+"""Time limit of a trial call in seconds."""
 _WORD = "pong"
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -31,7 +31,7 @@ _PROMPT = Prompt(
 
 @dataclass(frozen=True)
 class Trial:
-    """How a trial went. `code` and `why` are of what went wrong; `cost` is None where the model has no price."""
+    """The result of a trial. `code` and `why` say what went wrong; `cost` is None if the model has no price."""
 
     provider: str
     model: str
@@ -43,7 +43,7 @@ class Trial:
     tokens: int | None = None
     cost: Cost | None = None
     answered_as: str | None = None
-    """The model that the provider says it was, where that is another name."""
+    """The provider's name of the model, if it differs."""
 
 
 def try_all(
@@ -54,8 +54,8 @@ def try_all(
     *,
     all_models: bool = False,
 ) -> Iterator[Trial]:
-    """A trial of each server that the platform can call, in the catalogue's order: of its models that a route names
-    (its first, where none does), or of all of them.
+    """Yield a trial of each server that the platform can call, in the catalogue's order: of its models that a route
+    names (otherwise its first), or of all.
     """
     by_name = {provider.name: provider for provider in providers}
     for name, config in catalogue.providers.items():

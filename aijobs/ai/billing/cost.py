@@ -1,4 +1,4 @@
-"""What a provider call cost, from a versioned price list, in whole micro-units."""
+"""Compute the cost of a provider call from a versioned price list, in whole micro-units."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class CostCalculator:
     """Prices by provider and model. Make one with `load`."""
 
     def __init__(self, document: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
-        """`document` has the shape of `prices.toml`. Raises `SettingsError` where it has not.
+        """`document` has the format of `prices.toml`; `SettingsError` if it doesn't.
 
-        `names`: the list's name of a provider, where it is another one.
+        `names`: the price list's name of a provider, if it differs.
         """
         self._names = dict(names or {})
         try:
@@ -68,7 +68,7 @@ class CostCalculator:
 
     @classmethod
     def load(cls, path: Path = BUILT_IN, names: Mapping[str, str] | None = None) -> CostCalculator:
-        """The calculator for a price list file. Raises `SettingsError` for one that can't be read."""
+        """Return the calculator of a price list file. `SettingsError` if it can't be read."""
         try:
             document = tomllib.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -85,10 +85,10 @@ class CostCalculator:
         cached_tokens: int,
         at: datetime,
     ) -> Cost | None:
-        """What a call at `at` (aware) cost, or None where the model has no price.
+        """Return the cost of a call at `at` (aware); None if the model has no price.
 
-        `cached_tokens` are part of `prompt_tokens` and are billed once, at their own price. Half a micro-unit
-        rounds up. Raises `ValueError` for negative counts and for more cached tokens than prompt tokens.
+        `cached_tokens` are part of `prompt_tokens` and are billed once, at their own price. Half a micro-unit rounds
+        up. `ValueError` for negative counts, and for more cached tokens than prompt tokens.
         """
         if min(prompt_tokens, completion_tokens, cached_tokens) < 0 or cached_tokens > prompt_tokens:
             raise ValueError("token counts must be at least 0, and cached tokens at most the prompt's")
@@ -105,7 +105,7 @@ class CostCalculator:
         return Cost((per_million + _MILLION // 2) // _MILLION, self.currency, self.version)
 
     def knows(self, provider: str, model: str) -> bool:
-        """Whether the model has a price."""
+        """Return whether the model has a price."""
         return self._price(provider, model) is not None
 
     def _price(self, provider: str, model: str) -> _Price | None:

@@ -1,4 +1,4 @@
-"""What a job's next provider call may come to at most, told before it is made: what a quota reserves for it."""
+"""Estimate the maximum cost of a job's next provider call. A quota reserves it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aijobs.ai.provider import Route
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 
 INSTRUCTIONS = 1500
-"""Tokens of a prompt beside the input: its rules and the output's schema."""
+"""Tokens of a prompt beside the input: rules and output schema."""
 LOOK_AHEAD = timedelta(hours=1)
-"""How long after its creation a job may well start: a price that rises by then counts already."""
+"""A job may start this long after its creation: a price that rises by then counts already."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Tokens, prompt and answer together, and millionths of the price list's currency."""
+    """Tokens of prompt and answer together, and millionths of the price list's currency."""
 
     tokens: int = 0
     cost_micros: int = 0
@@ -31,19 +31,19 @@ NOTHING = Forecast()
 
 
 class Forecaster:
-    """Estimates the prompt, and takes the answer to be as long as its definition lets it."""
+    """Estimates the prompt, and assumes the longest answer that the definition allows."""
 
     def __init__(self, routes: Callable[[JobDefinition, str], Sequence[Route]], costs: CostCalculator) -> None:
-        """`routes(definition, credential mode)`: where the call may go; the dearest of them counts."""
+        """`routes(definition, credential mode)`: where the call may go. The most expensive route counts."""
         self._routes, self._costs = routes, costs
 
     def call(
         self, definition: JobDefinition, credential_mode: str, content: Mapping[str, Any], at: datetime
     ) -> Forecast:
-        """For one call at `at` or an hour later, whichever is dearer, with this input.
+        """Return the forecast for one call with this input, at `at` or an hour later, whichever is more expensive.
 
-        Nothing for a type that asks no provider, and for a call that the user pays with a key of his own. A model
-        without a price costs nothing here, as nobody knows better.
+        Nothing for a type that calls no provider, and for a call on a user's own key. A model without a price counts as
+        free.
         """
         if definition.prompt is None or credential_mode != PLATFORM_KEY:
             return NOTHING

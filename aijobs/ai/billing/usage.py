@@ -1,6 +1,6 @@
-"""The ledger of provider calls: a row before each call, closed after it by whoever opened it.
+"""The usage rows of provider calls: opened before each call, closed after it.
 
-Usage alone isn't fenced by the lease: whoever holds the job by then, the money is gone.
+They aren't fenced by the lease: the money is spent, whichever attempt holds the job.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LAST_CALL = select(func.max(AiUsageLog.call_no)).where(
 )
 _UNDONE = and_(AiUsageLog.id == bindparam("of_id"), AiUsageLog.state != CallState.DONE)
 MAX_PROVIDER, MAX_MODEL, MAX_REASON, MAX_REQUEST_ID = 64, 128, 32, 128
-"""Characters that the columns hold."""
+"""Maximum characters of the columns."""
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a finished provider call cost. Tokens and cost are None where they are not known."""
+    """The result of a finished provider call. Tokens and cost are None if unknown."""
 
     provider: str
     model: str
@@ -56,7 +56,7 @@ class PayingJob(Protocol):
 
 
 class UsageLog:
-    """Opens and closes usage rows in the session it is given."""
+    """Opens and closes usage rows in the caller's transaction."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -72,12 +72,11 @@ class UsageLog:
         prompt_estimate: int | None = None,
         credential_mode: str | None = None,
     ) -> str:
-        """Add the row of the attempt's next call, under `usage_id` (a new one); its id.
+        """Add the row of the attempt's next call under `usage_id` (default: a new id), and return that id.
 
-        `credential_mode`: whose key pays for this call, where that isn't the job's.
-
-        `prompt_estimate`: tokens that the prompt most likely has. They stand until the row is closed, and for good
-        where nobody lives to close it, so that a lost call counts something against a quota.
+        `credential_mode`: whose key pays for this call, if it isn't the job's. `prompt_estimate`: estimated tokens of
+        the prompt. They stand until the row is closed, and for good if nobody lives to close it, so that a lost call
+        counts toward a quota.
         """
         usage_id = usage_id or new_id()
         last = read_rows(unit, _LAST_CALL, {"of_job": job.id, "of_attempt": job.attempt_no}).scalar()
@@ -101,14 +100,14 @@ class UsageLog:
         return usage_id
 
     def find(self, session: Session, usage_id: str) -> str | None:
-        """`usage_id` where its row is there: for a COMMIT whose answer was lost."""
+        """Return `usage_id` if its row exists, to confirm a COMMIT whose answer was lost."""
         return session.execute(select(AiUsageLog.id).where(AiUsageLog.id == usage_id)).scalar()
 
     def close(self, unit: Unit, usage_id: str, result: CallResult) -> None:
-        """Write what the call came to, also where the row was given up as lost meanwhile, or where the attempt was
-        ended while the call went on: its answer may still come, and tells what it cost.
+        """Write the result of the call, even if its row was given up as lost, or if the attempt has ended: a late
+        answer says what it cost.
 
-        Where nobody knows whether the call was billed, nor how long its prompt was, the estimate made before it stays.
+        If it is unknown whether the call was billed and how long its prompt was, the estimate stays.
         """
         state = CallState.FAILED if result.error_code else CallState.DONE
         values = {"state": state, "finished_at": self._clock.now(), **_storable(result)}
@@ -116,7 +115,7 @@ class UsageLog:
 
 
 def _storable(result: CallResult) -> dict[str, Any]:
-    """The columns of a result, cut to what they hold: a provider's odd words must not lose an answer that is paid."""
+    """Return the columns of a result, cut to their lengths: a provider's odd values must not lose a paid answer."""
     values = dict(vars(result))
     if result.prompt_tokens is None and result.billed == "unknown":
         del values["prompt_tokens"]
@@ -129,9 +128,9 @@ def _storable(result: CallResult) -> dict[str, Any]:
 
 
 def mark_lost(session: Session, clock: Clock, job_id: str, attempt_no: int) -> None:
-    """Give up the open rows of an attempt whose worker is gone: it may have been billed, nobody knows.
+    """Mark the open rows of an attempt as lost: its worker is gone, and whether the calls were billed is unknown.
 
-    Their estimated prompts stay, the least that was spent if it was.
+    Their estimated prompts stay as the minimum that was spent.
     """
     change_rows(
         session,

@@ -1,4 +1,4 @@
-"""Whether anybody would work on a job that is made now: asked before it is made, and before it is retried."""
+"""Return whether any provider route is available for a new job or a retry."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from aijobs.errors import JobError
 
 
 class Prompted(Routed, Protocol):
-    """What is read of a job definition."""
+    """What `Availability` reads of a job definition."""
 
     @property
     def prompt(self) -> Any | None:
-        """None for a type that works by a script of its own and asks no provider."""
+        """None for a type that runs a script and calls no provider."""
 
 
 class Availability:
-    """What the breakers say of the routes of a definition. It only looks: no probe is taken."""
+    """Reads the breakers of a definition's routes. It takes no probe."""
 
     def __init__(self, router: ModelRouter, breaker: CircuitBreaker) -> None:
         self._router, self._breaker = router, breaker
@@ -28,9 +28,9 @@ class Availability:
     def unavailable_for(
         self, definition: Prompted, credential_mode: str, credential_id: str | None
     ) -> timedelta | None:
-        """How long until it is worth asking again, where every route has an open breaker; None where one has not.
+        """Return how long until a call is worth trying, if every route has an open breaker; otherwise None.
 
-        None too where no route is configured: that is no outage, and the job's own error says it.
+        None too if no route is configured: that is no outage, and the job's own error says it.
         """
         if definition.prompt is None:
             return None

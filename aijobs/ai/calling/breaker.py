@@ -1,11 +1,12 @@
-"""The circuit breaker: a provider that fails is left alone for a while, then asked by one call before by all.
+"""The circuit breaker: a provider that fails isn't called for a while; then one call tries it before all others.
 
-One breaker stands for each scope, a provider and whose key is used there, and is shared by all processes. Closed: calls
-go. Open: none goes until its time is over. Half-open: one call goes, under a lease, and its end decides for all.
+Each scope (a provider and whose key is used) has one breaker, which all processes share. Closed: calls go through.
+Open: no call does until its time is over. Half-open: one call, the probe, goes through under a lease, and its result
+decides for all.
 
 ```
 closed --failures in a row, or an exhausted account--> open --its time is over--> half_open --the probe failed--> open
-   ^------------------------------------------------------------------ the probe, or any other call, worked --'
+   ^------------------------------------------------------------ the probe, or any other call, succeeded --'
 ```
 """
 
@@ -29,23 +30,23 @@ from aijobs.logs import Outage, Sparing, get_logger
 from aijobs.reading import read_json, warn_unreadable
 
 WINDOW = timedelta(seconds=60)
-"""Failures in a row count together as long as they lie within this."""
+"""Failures in a row count if they lie within this time."""
 LONGEST = 10
-"""How many times the first opening one may last; an exhausted account's lasts as long at once."""
+"""Maximum open time, as a multiple of the first. An exhausted account opens for this long at once."""
 KEPT = timedelta(hours=1)
-"""How long a breaker whose time is over, and whom nobody asks, is remembered; then it counts as closed."""
+"""How long a breaker whose time is over is kept if nobody asks it. Then it counts as closed."""
 PROBE_LEASE = timedelta(seconds=20)
-"""After which another probe is let through: the one before may have died with its worker. A long answer then has two
-probes on their way, which does no harm.
+"""After this time another probe may go: the first may have died with its worker. A long answer then runs beside a
+second probe, which is harmless.
 """
 PROBE_LOOK = timedelta(seconds=5)
-"""How soon it is worth asking again while another's probe is on its way."""
+"""The wait while another call is the probe."""
 FURTHEST = timedelta(days=1)
-"""An instant further ahead isn't ours, unless the settings let a breaker be open for longer."""
+"""A time further in the future isn't ours, unless the settings allow longer open times."""
 JITTER = 0.2
-"""The longest part of a wait that is put on top of it, so that those who were sent away don't come back as one."""
+"""Maximum part of a wait that is added to it, so that callers don't return all at once."""
 TRIES = 20
-"""How often a change is begun anew because another process changed the same breaker."""
+"""Maximum tries of a change when other processes change the same breaker."""
 
 logger = get_logger(__name__)
 
@@ -60,18 +61,18 @@ class CircuitState(StrEnum):
 
 
 class BreakerContended(BrokerUnavailable):
-    """Others changed a breaker at each of our tries, so that it was not changed by us."""
+    """Other processes changed the breaker at each of our tries."""
 
 
 class BreakerStore(Protocol):
-    """One text per scope, seen alike by all processes, and the clock by which all of them judge."""
+    """One text per scope, shared by all processes, and the clock that all of them use."""
 
     def read(self, scopes: Sequence[str]) -> tuple[int, list[str | None]]:
-        """Milliseconds by the store's clock, and each scope's text; None where there is none. `BrokerUnavailable`."""
+        """Return milliseconds by the store's clock, and the text of each scope or None. `BrokerUnavailable`."""
         ...
 
     def swap(self, scope: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
-        """Write `new` (None: nothing) where the text is still `seen`, to be forgotten after `keep`; whether it was.
+        """Write `new` (None: delete) if the text is still `seen`, with an expiry of `keep`. Return whether it was.
 
         `BrokerUnavailable`.
         """
@@ -79,31 +80,31 @@ class BreakerStore(Protocol):
 
 
 def scope_of(provider: str, credential_id: str | None = None) -> str:
-    """Whose breaker a call is under: the platform's at that provider, or that of one user's credential alone."""
+    """Return the scope of a call: the platform's at that provider, or that of one user's credential."""
     return f"{provider}.platform" if credential_id is None else f"{provider}.cred-{credential_id}"
 
 
 @dataclass(frozen=True)
 class BreakerState(Answer):
-    """A breaker as people see it."""
+    """The state of a breaker for people."""
 
     schema_name = "Breaker"
 
     scope: str
     word: Annotated[str, one_of(CircuitState), Field(serialization_alias="state")]
-    """`unknown` while the store is away; calls then go as if it were closed."""
+    """`unknown` while the store is away. Calls then go through as if it were closed."""
     failures: Natural = 0
-    """In a row, up to now or to when it opened."""
+    """Failures in a row, until now or until it opened."""
     opened: Natural = 0
-    """How often it opened since it was last closed."""
+    """Number of times it opened since it was last closed."""
     open_for: Annotated[Maybe[Span], Field(serialization_alias="openForMs")] = None
-    """How long it stays open from now."""
+    """Remaining open time."""
     since: Maybe[Time] = None
-    """When it was last closed, by the store's clock."""
+    """Time of the last change to closed, by the store's clock."""
     why: Maybe[str] = None
     """The error code of the failure that opened it."""
     probing: bool = False
-    """Whether a probe is on its way."""
+    """Whether a probe is running."""
 
 
 _Instant = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
@@ -113,7 +114,7 @@ _Word = Annotated[str, Field(max_length=100)]
 
 @dataclass(frozen=True)
 class _Record:
-    """What is kept of a scope: instants in milliseconds by the store's clock. The default is a closed breaker."""
+    """The stored state of a scope, with times in milliseconds by the store's clock. The default is a closed breaker."""
 
     failed_at: Annotated[tuple[_Instant, ...], Field(max_length=1000)] = ()
     opened: Annotated[int, Field(ge=0, le=10**9)] = 0
@@ -142,7 +143,7 @@ class _Record:
 _CLEAR = _Record()
 _SHAPE = TypeAdapter(_Record)
 _Rule = Callable[[_Record, int], _Record]
-"""From a record and the store's time, the record after some event."""
+"""Returns the new record from the old one and the store's time."""
 
 
 class _Change(NamedTuple):
@@ -152,9 +153,9 @@ class _Change(NamedTuple):
 
 
 class CircuitBreaker:
-    """The breakers of all scopes. Thread-safe; while the store is away each counts as closed.
+    """The breakers of all scopes. Thread-safe. While the store is away each counts as closed.
 
-    Who is admitted tells from the same thread how the call ended, by one of `succeeded`, `failed` and `given_back`.
+    A caller that was admitted reports the end of its call from the same thread: `succeeded`, `failed` or `given_back`.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class CircuitBreaker:
         *,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Opens after `failures` in a row for `open_s` seconds, each time in a row twice as long as the one before,
-        up to ten times as long. `chance` is a number from 0 to 1, anew at each call.
+        """Open after `failures` in a row for `open_s` seconds, and each next time twice as long, up to ten times as
+        long. `chance` returns a number from 0 to 1.
         """
         self._store, self._failures, self._chance = store, failures, chance
         self._open_ms = round(open_s * 1000)
@@ -178,10 +179,9 @@ class CircuitBreaker:
     # --- around a call -----------------------------------------------------------------------------------------
 
     def admit(self, scope: str, lease: timedelta = PROBE_LEASE) -> timedelta | None:
-        """None: go ahead. Else how long until it is worth asking again.
+        """Return None if the call may go, otherwise how long until a call is worth trying.
 
-        Of all who ask while it is half-open one is let through, as the probe; after `lease` without a word of it
-        another is.
+        While it is half-open one caller is admitted, as the probe; after `lease` without a report, another is.
         """
         self._tokens.pop(scope, None)
         token = new_id()
@@ -200,20 +200,20 @@ class CircuitBreaker:
         return self._wait(change.new, change.now)
 
     def is_probing(self, scope: str) -> bool:
-        """Whether this thread was let through as the probe, and hasn't told yet how it ended."""
+        """Return whether this thread's call is the probe, and hasn't ended yet."""
         return scope in self._tokens
 
     def succeeded(self, scope: str) -> None:
-        """The provider answered. Closes the breaker, unless it is open: then an older call was lucky."""
+        """Record a success. Closes the breaker, unless it is open: then the call began before that."""
         self._tokens.pop(scope, None)
         change = self._change(scope, lambda record, now: record if record.word(now) == CircuitState.OPEN else _CLEAR)
         if change and change.old.opened and not change.new.opened:
             logger.info("breaker.closed", scope=scope, why=change.old.why)
 
     def failed(self, scope: str, *, exhausted: bool = False, code: str = "") -> None:
-        """The provider failed, as `code` says; `exhausted`: its account is empty, which opens the breaker at once.
+        """Record a failure with its code. `exhausted`: the account is empty, which opens the breaker at once.
 
-        A failure that comes in while it is open was under way before, and changes nothing.
+        A failure that arrives while it is open belongs to an earlier call, and changes nothing.
         """
         self._tokens.pop(scope, None)
         code = code or ("PROVIDER_ACCOUNT_EXHAUSTED" if exhausted else "PROVIDER_UNAVAILABLE")
@@ -223,9 +223,9 @@ class CircuitBreaker:
             logger.warning("breaker.opened", scope=scope, why=code, openMs=lasts, opened=opened)
 
     def given_back(self, scope: str) -> None:
-        """The call ended without telling anything of the provider: it was cancelled, or the user's own fault.
+        """Record a call that says nothing about the provider: it was cancelled, or the user's own fault.
 
-        Where it was the probe, the next one who asks makes another.
+        If it was the probe, the next caller makes another.
         """
         token = self._tokens.pop(scope, None)
         if token is not None:
@@ -234,12 +234,12 @@ class CircuitBreaker:
     # --- looking on --------------------------------------------------------------------------------------------
 
     def blocked_for(self, scope: str) -> timedelta | None:
-        """What `admit` would say, without taking the probe: None while closed, or while a probe may be made."""
+        """Return what `admit` would, without taking the probe: None while closed, or while a probe may go."""
         change = self._change(scope, lambda record, _: record)
         return self._wait(change.new, change.now) if change else None
 
     def states(self, scopes: Sequence[str]) -> list[BreakerState]:
-        """Each scope's state, in their order."""
+        """Return the state of each scope, in the same order."""
         if not scopes:
             return []
         try:
@@ -251,9 +251,9 @@ class CircuitBreaker:
         return [self._state(scope, self._read(text, now), now) for scope, text in zip(scopes, texts, strict=True)]
 
     def reset(self, scope: str) -> BreakerState:
-        """Close a breaker by hand; its state until then.
+        """Close a breaker, and return its state before.
 
-        `BrokerUnavailable`, and `BreakerContended` where others change it all the time: it may be as it was.
+        `BrokerUnavailable`, and `BreakerContended` if other processes change it all the time: then it may be unchanged.
         """
         for _ in range(TRIES):
             now, (text,) = self._store.read([scope])
@@ -306,7 +306,7 @@ class CircuitBreaker:
     # --- the store ---------------------------------------------------------------------------------------------
 
     def _read(self, text: str | None, now: int) -> _Record:
-        """A closed breaker for what isn't ours: better to ask a provider once too often."""
+        """Return the record of a text. A text that isn't ours counts as closed: one call too many is better than none."""
         record = read_json("breaker", text, _SHAPE) if text else _CLEAR
         if record is None:
             return _CLEAR
@@ -317,14 +317,14 @@ class CircuitBreaker:
 
     @property
     def _tokens(self) -> dict[str, str]:
-        """The probes that this thread makes, by scope."""
+        """The probes of this thread, by scope."""
         tokens: dict[str, str] = self._mine.__dict__.setdefault("tokens", {})
         return tokens
 
     def _change(self, scope: str, rule: _Rule) -> _Change | None:
-        """Put a scope's record through `rule` as one step; None while the store is away.
+        """Apply `rule` to a scope's record atomically; None while the store is away.
 
-        Where others change the same record all the time, what they write stands, and a line tells of it.
+        If other processes change the same record all the time, theirs stays, and a line is logged.
         """
         try:
             for _ in range(TRIES):

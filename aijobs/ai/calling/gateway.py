@@ -1,4 +1,4 @@
-"""The one way from the engine to a provider: the first of the routes that is well, and the next where it fails."""
+"""Call providers for the engine: the first available route, then the next if it fails."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ ELSEWHERE = frozenset(
         "CREDENTIAL_PLATFORM_INVALID",
     }
 )
-"""Failures after which the next route is tried in the same attempt: they would be tried again anyway, or the account is
-at fault. A connection that was lost and a stream that broke are not among them: their answer may be on the bill.
+"""Failures after which the next route is tried in the same attempt: they would be retried anyway, or the account is at
+fault. A lost connection and a broken stream are not among them, because their answer may have been billed.
 """
 EXHAUSTED = frozenset({"PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID"})
-"""No call on this key will go through until somebody has seen to the account."""
+"""No call with this key succeeds until somebody repairs the account."""
 LESS_STEPS = 4
-"""How often a server may say that it takes less than it was asked for: a kind of constraint, a limit on tokens."""
+"""Maximum times that a server may refuse part of a request: a kind of constraint, a limit on tokens."""
 SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 3.0, 0.2, 5.0
 ALL_TAKEN = timedelta(seconds=10)
-"""When to come back where all calls that a provider may have at once are taken."""
+"""The wait if all concurrent calls of a provider are in use."""
 
 T = TypeVar("T")
 
 
 class CallLedger(Protocol):
-    """Who writes down each request before it leaves, and what came of it."""
+    """Records each request before it leaves, and its result."""
 
     def opened(self, route: Route) -> None:
-        """A request is about to leave. Raises what keeps it from leaving: a lease that is lost, a cancel."""
+        """Record that a request is about to leave. Raises if it must not: the lease is lost, or a cancel was requested."""
 
     def failed(self, error: JobError) -> None:
-        """It gave no answer to use. Doesn't raise."""
+        """Record that it failed. Doesn't raise."""
 
 
 class AiGateway:
-    """Hands a request to a provider. Reading the answer is `ai.output`'s part."""
+    """Sends a request to a provider. `ai.output` reads the answer."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class AiGateway:
         breaker: CircuitBreaker,
         slots: CallSlots,
     ) -> None:
-        """`servers`: how many calls at once, across all workers, each provider that is a server may have (0: any
-        number). One that isn't named works in this process, and needs neither breaker nor slots.
+        """`servers`: maximum concurrent calls of each provider with a server, across all workers (0: no limit). A
+        provider that isn't named works in this process, without breaker and slots.
         """
         self._providers = {provider.name: provider for provider in providers}
         self._servers, self._breaker, self._slots = dict(servers), breaker, slots
@@ -76,12 +76,11 @@ class AiGateway:
     def generate(
         self, request: GenerateRequest, routes: Sequence[Route], token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
-        """An answer to `request` from the first of `routes` that gives one.
+        """Return an answer to `request` from the first of `routes` that gives one.
 
-        An answer that can't be used comes back like any other, so that what it cost is known. Raises `JobError`:
-        INTERNAL_CONFIG for a route to no provider, a provider's own, and what the token and the ledger raise;
-        `ProvidersBusy` where one that may yet answer is not to be asked now. Of several failures that stands which
-        leaves the job most hope.
+        An unusable answer is returned too, so that its cost is known. Raises `JobError`: INTERNAL_CONFIG for a route to
+        an unknown provider, the provider's own errors, and the errors of token and ledger; `ProvidersBusy` if no
+        provider is available. If every route fails, it raises the most retryable error.
         """
         outcomes: list[JobError | ProvidersBusy] = []
         for place, route in enumerate(routes, 1):
@@ -100,7 +99,7 @@ class AiGateway:
     def judge(
         self, moderator: Moderator, texts: Sequence[str], token: CancellationToken, ledger: CallLedger
     ) -> frozenset[str]:
-        """What a provider's moderation finds in the texts: a call on the platform's key like any other, and raises like
+        """Return what a provider's moderation finds in the texts. It is a call on the platform's key, and raises like
         one.
         """
         route = moderator.moderation_route
@@ -116,7 +115,9 @@ class AiGateway:
         return self._guarded(route.provider, None, token, ask)
 
     def busy_for(self, request: GenerateRequest, routes: Sequence[Route]) -> timedelta | None:
-        """How long until it is worth asking, where the breakers keep every route from being asked. It only looks."""
+        """Return how long until a call is worth trying, if the breakers block every route; otherwise None. Takes no
+        probe.
+        """
         waits = []
         for route in routes:
             scope = _scope(route.provider, request)
@@ -139,12 +140,12 @@ class AiGateway:
         return self._guarded(name, credential_id, token, lambda: self._ask(provider, request, token, ledger))
 
     def _guarded(self, name: str, credential_id: str | None, token: CancellationToken, ask: Callable[[], T]) -> T:
-        """Ask a provider, if it is well and has a call to spare, and tell its breaker how that went."""
+        """Call a provider if its breaker and its slots allow it, and report the result to the breaker."""
         if name not in self._servers:
             return ask()
         scope = scope_of(name, credential_id)
         if (wait := self._breaker.blocked_for(scope)) is not None:
-            raise ProvidersBusy(wait)  # Before a slot is waited for, which a provider that isn't asked has no use for.
+            raise ProvidersBusy(wait)  # Before waiting for a slot, which a blocked provider doesn't need.
         slot = self._take_slot(name, scope, token)
         try:
             if (wait := self._breaker.admit(scope)) is not None:
@@ -160,7 +161,7 @@ class AiGateway:
         except JobError as error:
             self._report(scope, error)
             if probing and error.code in ELSEWHERE:
-                # Picked to find out for all: what it found is no more this job's error than that of the others.
+                # A probe: its failure isn't this job's error, but that of all jobs that wait.
                 waits = (self._breaker.blocked_for(scope), error.retry_after, ALL_TAKEN)
                 raise ProvidersBusy(max(wait for wait in waits if wait is not None)) from error
             raise
@@ -173,7 +174,7 @@ class AiGateway:
     def _ask(
         self, provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
-        """One call; and others where the server says what it doesn't take, each of which asks for less."""
+        """Make one call, and another for less if the server refuses part of the request."""
         for _ in range(LESS_STEPS):
             try:
                 return self._call(provider, request, token, ledger)
@@ -186,7 +187,7 @@ class AiGateway:
         provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
         if request.credential is not None:
-            request.credential.open()  # Before the row: with a key that can't be read there is no call.
+            request.credential.open()  # Before the usage row: without a readable key there is no call.
         ledger.opened(request.route)
         try:
             return provider.generate(request, token)
@@ -195,7 +196,7 @@ class AiGateway:
             raise
 
     def _report(self, scope: str, error: JobError) -> None:
-        """Tell the breaker what an error says of the provider: unwell, well, or nothing."""
+        """Report an error to the breaker: failed, succeeded, or nothing about the provider."""
         silent = isinstance(error, CallFailed) and error.silent
         if error.code in EXHAUSTED:
             self._breaker.failed(scope, exhausted=True, code=error.code)
@@ -207,12 +208,12 @@ class AiGateway:
             self._breaker.given_back(scope)
 
     def _take_slot(self, provider: str, scope: str, token: CancellationToken) -> str:
-        """One of the calls that the provider may have at once; waited for a little, as calls are short."""
+        """Take a slot of the provider, and wait for one for a short time."""
         limit = self._servers[provider]
         until = time.monotonic() + min(SLOT_WAIT_S, token.remaining())
         while (slot := self._slots.take(provider, limit, token.remaining() + SLOT_MARGIN_S)) is None:
             if time.monotonic() >= until:
-                # Taken, maybe by calls on other keys, says nothing of a provider that isn't known to be well again.
+                # The slots may be taken by calls with other keys: that doesn't show that the provider works again.
                 (state,) = self._breaker.states([scope])
                 raise ProvidersBusy(
                     ALL_TAKEN * (1 + random.random()),
@@ -227,8 +228,8 @@ def _scope(provider: str, request: GenerateRequest) -> str:
 
 
 def _hope(outcome: JobError | ProvidersBusy) -> tuple[int, timedelta]:
-    """By how much an outcome leaves to hope for, the best first: an error that is tried again, the sooner the better;
-    then a provider that is well and has no call to spare, then one that may be well later; last what ends the job.
+    """Return the sort key of an outcome, the most retryable first: a retryable error, the sooner the better; then a
+    working provider without a free slot, then one that is unavailable; last a final error.
     """
     if isinstance(outcome, ProvidersBusy):
         return 1 if outcome.crowded else 2, outcome.wait

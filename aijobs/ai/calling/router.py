@@ -1,4 +1,4 @@
-"""Which providers and models a job's calls may go to, in order."""
+"""Choose the providers and models for a job's calls, in order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Routed(Protocol):
 
     @property
     def route(self) -> str | None:
-        """The name of a route, or None for the default one."""
+        """The name of a route; None for the default one."""
 
 
 class Asking(Routed, Protocol):
-    """What the router reads of a definition that may ask a provider."""
+    """What the router reads of a definition that may call a provider."""
 
     @property
     def prompt(self) -> object | None: ...
 
 
 class ModelRouter:
-    """Chooses by definition and credential mode; which of the choices is well just now, the gateway finds out.
+    """Chooses by definition and credential mode. The gateway finds out which of the routes is available.
 
-    `routes` by name; `default` names the one for definitions without a route; `user_routes` says, by
-    credential mode, where calls on a user's own key go, whatever the definition's route is: a user's key never
-    goes where the platform's goes, nor the other way round.
+    `routes` are by name. `default` is the route of definitions without one. `user_routes` says, by credential mode,
+    where calls on a user's own key go, whatever the definition's route is: a user's key is never used for a platform
+    route, nor the platform's key for a user's.
     """
 
     def __init__(
@@ -46,14 +46,12 @@ class ModelRouter:
         self._user_routes = dict(user_routes or {})
 
     def knows(self, route: str | None, credential_mode: str) -> bool:
-        """Whether calls under this credential mode, of definitions with this route, go anywhere."""
+        """Return whether there is a route for this credential mode and definitions with this route."""
         routes, name = self._choice(route, credential_mode)
         return name in routes
 
     def routes(self, definition: Routed, credential_mode: str) -> tuple[Route, ...]:
-        """Where a definition's calls go: first to the first, then to the next. `JobError(INTERNAL_CONFIG)` where
-        nothing is configured for it.
-        """
+        """Return the routes of a definition, in order. `JobError(INTERNAL_CONFIG)` if none is configured."""
         routes, name = self._choice(definition.route, credential_mode)
         if name not in routes:
             raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")

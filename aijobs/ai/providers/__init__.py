@@ -1,3 +1,1 @@
-"""Where answers come from: one module or folder a kind of provider, each filling the port of
-`ai.provider`.
-"""
+"""Implementations of the port in `ai.provider`, one module or folder for each kind of provider."""

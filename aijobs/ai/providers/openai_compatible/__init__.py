@@ -1,7 +1,7 @@
-"""Any server that speaks OpenAI's chat completions: DeepSeek, OpenAI, vLLM, Ollama, llama.cpp.
+"""Any server with OpenAI's chat completions API: DeepSeek, OpenAI, vLLM, Ollama, llama.cpp.
 
-Reading order: provider (the port), client (one request), call (what comes of it), refusals (what a server's error
-means), loop (where asynchronous code runs).
+Reading order: provider (the port), client (one request), call (its stream), refusals (a server's errors), loop (where
+asynchronous code runs).
 """
 
 from aijobs.ai.providers.openai_compatible.loop import LoopThread

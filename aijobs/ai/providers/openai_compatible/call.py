@@ -1,4 +1,4 @@
-"""One request and its stream: what has come so far, how long it may go on, and what it was when it broke off."""
+"""One request and its stream: what has arrived, its time limits, and its facts if it broke off."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from aijobs.ai.provider import CallFacts, CallFailed, GenerateAnswer, GenerateRe
 from aijobs.ai.providers.openai_compatible.names import name, reason
 
 BLANK_LIMIT = 4_000
-"""White space in a row after which a model is taken to have run away, as some do under a grammar."""
+"""White space in a row after which the model counts as runaway, as some do under a grammar."""
 
 
 @dataclass
 class Limits:
-    """Seconds of one call. A keep-alive is no progress: only data that tells something counts."""
+    """Time limits of one call in seconds. A keep-alive is no progress: only data with content counts."""
 
     first_data_s: float
     idle_s: float
     deadline_s: float
-    """Until the attempt's own deadline, which bounds everything."""
+    """Seconds until the attempt's deadline, the upper limit."""
 
     @classmethod
     def until_deadline(cls, seconds: float) -> Limits:
-        """Return limits that cut a call at the attempt's deadline and not before."""
+        """Return limits that end a call at the attempt's deadline and not before."""
         return cls(math.inf, math.inf, seconds)
 
 
 @dataclass
 class Wire:
-    """How far one request came. Read from another thread when the call was cut off."""
+    """How far one request got. Read from another thread when the call was cut off."""
 
     reached: bool = False
-    """The connection to the server was begun."""
+    """A connection to the server was started."""
     sent: bool = False
-    """The request began to leave. Until then the call costs nothing."""
+    """The request began to leave. Before that the call costs nothing."""
 
     def step(self, name: str) -> None:
-        """Take note of a step of the HTTP client: `connection.connect_tcp.started`, and so on."""
+        """Record a step of the HTTP client, for example `connection.connect_tcp.started`."""
         self.reached = True
         self.sent = self.sent or name.endswith("send_request_headers.started")
 
     @property
     def facts(self) -> CallFacts:
-        """What is known of a call of which nothing came back."""
+        """Return the facts of a call without any answer."""
         return CallFacts(billed="unknown" if self.sent else "no")
 
 
 @dataclass
 class Received:
-    """What has come of an answer. Read from another thread when the call was cut off."""
+    """The part of an answer that has arrived. Read from another thread when the call was cut off."""
 
     request: GenerateRequest = field(repr=False)
     key: str = field(default="", repr=False)
-    """What the call is paid with, to be found in nothing that the server calls a name."""
+    """The call's key. A name from the server that contains part of it isn't used."""
     pieces: list[str] = field(default_factory=list, repr=False)
     characters: int = 0
     blanks: int = 0
     thought: int = 0
-    """Characters of reasoning, which are paid for and kept nowhere."""
+    """Characters of reasoning, which are billed and not kept."""
     refused: bool = False
     finish_reason: str | None = None
     model: str | None = None
@@ -74,33 +74,31 @@ class Received:
     status: int | None = None
     wire: Wire = field(default_factory=Wire)
     told_at: float = field(default_factory=time.monotonic)
-    """When data last told something; at first, when the call began."""
+    """Time of the last data with content; at first the start of the call."""
 
     def is_silent(self, idle_s: float) -> bool:
-        """Return whether the server has said nothing at all, or nothing for `idle_s` seconds."""
+        """Return whether the server has sent nothing at all, or nothing for `idle_s` seconds."""
         return self.wire.reached and (not self.said_anything or time.monotonic() - self.told_at >= idle_s)
 
     @property
     def said_anything(self) -> bool:
-        """Whether any data has come that told something."""
+        """Whether any data with content has arrived."""
         return bool(self.characters or self.thought or self.finish_reason or self.usage)
 
     @property
     def text(self) -> str:
         joined = "".join(self.pieces)
-        # A character outside the basic plane may come as two escapes, a half in each of two deltas.
+        # A character outside the basic plane may arrive as two escapes in two deltas.
         return joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
     @property
     def share(self) -> int:
-        """How far it is, in percent, of an answer of which nobody knows how long it will be: half after 3,000
-        characters, never whole.
-        """
+        """Return an estimate of the progress in percent. The length is unknown: half after 3,000 characters, never 100."""
         come = self.characters + self.thought
         return min(95, 100 * come // (come + 3_000))
 
     def add(self, chunk: Mapping[str, Any]) -> bool:
-        """Take in a chunk of the stream; whether it told anything. `CallFailed` where the answer grows without end."""
+        """Add a chunk of the stream, and return whether it had content. `CallFailed` if the answer grows without end."""
         usage, choices = chunk.get("usage"), chunk.get("choices") or ()
         if isinstance(usage, Mapping):
             self.usage = usage
@@ -138,7 +136,9 @@ class Received:
             raise CallFailed("PROVIDER_STREAM_BROKEN", "the answer ran away into white space", self.facts())
 
     def answer(self, provider: str) -> GenerateAnswer:
-        """The whole answer. `CallFailed` where the model refused, or where the stream ended without saying so."""
+        """Return the complete answer. `CallFailed` if the model refused, or if the stream ended without a finish
+        reason.
+        """
         if self.refused or self.finish_reason == "content_filter":
             raise CallFailed("CONTENT_SAFETY_PROVIDER", "the provider declined", self.facts("yes"))
         if self.finish_reason is None:
@@ -160,7 +160,7 @@ class Received:
         )
 
     def facts(self, billed: str = "unknown") -> CallFacts:
-        """What is known of a call that gave no answer; its counts are estimated where the provider sent none."""
+        """Return the facts of a call without an answer. Counts are estimated if the provider sent none."""
         if not self.wire.sent:
             return self.wire.facts
         prompt, completion, cached, estimated = self._counts()
@@ -176,10 +176,11 @@ class Received:
         )
 
     def _counts(self) -> tuple[int | None, int | None, int | None, bool]:
-        """Prompt, completion and cached tokens, and whether they are our estimate: only if the provider told none.
+        """Return prompt, completion and cached tokens, and whether they are our estimate: only if the provider sent
+        none.
 
-        A count that can't be one is None: nobody knows it. Cached tokens are a part of the prompt's, which DeepSeek
-        splits into hit and miss and others give as a whole.
+        An impossible count is None. Cached tokens are part of the prompt's; DeepSeek sends hits and misses, others the
+        sum.
         """
         prompt, completion = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
         hit, miss = self.usage.get("prompt_cache_hit_tokens"), read_count(self.usage.get("prompt_cache_miss_tokens"))
@@ -198,10 +199,10 @@ class Received:
 async def receive(
     chunks: Callable[[], Awaitable[AsyncGenerator[Mapping[str, Any]]]], received: Received, limits: Limits
 ) -> None:
-    """Open a stream and take it in to its end, within the limits.
+    """Open a stream and read it to its end, within the limits.
 
     `chunks()` opens it. Raises `TimeoutError` at the deadline, and before it `CallFailed` PROVIDER_TIMEOUT if nothing
-    came within the limit, PROVIDER_STREAM_BROKEN if the stream stalled.
+    arrived within the limit, PROVIDER_STREAM_BROKEN if the stream stalled.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.deadline_s

@@ -1,6 +1,6 @@
-"""One call with OpenAI's asynchronous client: one request, which leaves nothing of itself in any error.
+"""One call with OpenAI's asynchronous client: one request, no content in any error.
 
-Importing this takes a second: `load_client` does it before an attempt's time begins, and only if a server is asked.
+The import takes a second: `load_client` does it before an attempt's time begins, and only if a server is called.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from aijobs.ai.providers.openai_compatible.refusals import failure_of, stream_fa
 from aijobs.ai.providers.openai_compatible.terms import Terms
 from aijobs.ai.providers.openai_compatible.wire import ON_WIRE, Refused, Whole, open_http, request_id
 
-# What the client imports at its first call. If a later version lacks one of these, that call imports what it needs.
+# The client imports these at its first call. If a later version lacks one, that call imports its own.
 _BACKENDS = ("httpcore2", "httpcore2._backends.anyio", "anyio._backends._asyncio", "truststore")
 for _late in ("openai.resources.moderations", *_BACKENDS):
     with suppress(ModuleNotFoundError):
         importlib.import_module(_late)
 
-# Another program's OPENAI_LOG would have the client write down what it sends: prompts and notes.
+# With another program's OPENAI_LOG the client would log prompts and notes.
 for _noisy in ("openai", "httpx2"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
 
@@ -37,22 +37,22 @@ _BEFORE_SENDING = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeou
 
 
 class ServerClient:
-    """The connections to one server, and how to talk with it. Everything runs on the loop's thread."""
+    """The connections to one server, and how to talk to it. Everything runs on the loop's thread."""
 
     def __init__(self, config: ProviderConfig) -> None:
         self._config = config
         self._learned: dict[str, Terms] = {}
-        """By model, what its server was found to take, once a request on these terms worked."""
+        """The terms of each model's server, once a request with them worked."""
         self._client: openai.AsyncOpenAI | None = None
 
     async def close(self) -> None:
-        """Close the connections that are kept; the next call opens new ones."""
+        """Close the open connections. The next call opens new ones."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
     async def converse(self, request: GenerateRequest, received: Received, limits: Limits) -> GenerateAnswer:
-        """Ask, and take in the whole answer. `CallFailed`, `LessWanted`; `TimeoutError` at the deadline."""
+        """Send the request and read the whole answer. `CallFailed`, `LessWanted`; `TimeoutError` at the deadline."""
         key = request.credential.open() if request.credential else self._config.key
         received.key = key or ""
         terms = request.terms or self._learned.get(request.route.model) or Terms.of(self._config)
@@ -77,10 +77,10 @@ class ServerClient:
         return answer
 
     async def _receive(self, body: Mapping[str, Any], key: str | None, received: Received, limits: Limits) -> None:
-        client = self._open_client()  # Before the limits begin: it reads the machine's certificates.
+        client = self._open_client()  # Before the limits begin, because it reads the machine's certificates.
 
         async def chunks() -> AsyncGenerator[Mapping[str, Any]]:
-            # As the server wrote it: the client's own types would make a 1 of a token count that is `true`.
+            # The raw JSON: the client's types would turn a token count of `true` into 1.
             stream = await client.post(
                 "/chat/completions",
                 body=body,
@@ -99,7 +99,7 @@ class ServerClient:
             received.add(whole.completion)
 
     async def moderate(self, texts: Sequence[str], wire: Wire, seconds: float) -> frozenset[str]:
-        """The categories that the server's own moderation finds in the texts. `CallFailed`; `TimeoutError`."""
+        """Return the categories that the server's moderation finds in the texts. `CallFailed`; `TimeoutError`."""
         ON_WIRE.set(wire.step)
         client = self._open_client()
         model, headers = self._config.moderation_model or "", _headers(self._config.key)
@@ -114,7 +114,7 @@ class ServerClient:
         return frozenset(name for categories in found for name, hit in categories.items() if hit)
 
     def _open_client(self) -> openai.AsyncOpenAI:
-        """Made by the first call, and kept: connections are used again. Keys go with each request."""
+        """Return the client, created by the first call and kept. Keys go with each request."""
         if self._client is None:
             http = open_http(self._config)
             self._client = openai.AsyncOpenAI(
@@ -145,7 +145,7 @@ def _headers(key: str | None) -> dict[str, Any]:
 
 
 def _refusal(refused: Refused, request: GenerateRequest, terms: Terms, asked_tokens: int) -> CallFailed:
-    """What a refusal means; `LessWanted` where it is about the terms, and there are lesser ones."""
+    """Return the failure of a refusal; `LessWanted` if it is about the terms, and lesser ones exist."""
     failure = failure_of(refused.error, own_key=request.credential is not None)
     if 400 <= refused.error.status < 500 or refused.error.status == 501:
         asked = terms if request.constrained else replace(terms, json_mode="prompt")
@@ -164,7 +164,7 @@ async def _mappings(stream: openai.AsyncStream[object]) -> AsyncGenerator[Mappin
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:
-    """A connection that wasn't opened costs nothing; one that was lost may have, as the request was on its way."""
+    """Return the failure of a connection. One that wasn't opened costs nothing; one that was lost may have been billed."""
     cause = error.__cause__
     what = type(cause or error).__name__
     if isinstance(cause, _BEFORE_SENDING) or facts.billed == "no":

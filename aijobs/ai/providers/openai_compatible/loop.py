@@ -1,7 +1,7 @@
 """One event loop in a thread of its own, shared by all calls of a process.
 
-Calls are asynchronous because only such a one can be ended from another thread: a synchronous client that is closed
-from there leaves its blocked read blocked.
+Calls are asynchronous because another thread can end them. A synchronous client that is closed from another thread
+leaves its read blocked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Started by its first call; a daemon, so that it holds up no process that ends. The child of a fork has the loop
-    and not the thread that ran it, and starts its own."""
+    """A thread with an event loop, started by its first call. A daemon, so that it doesn't keep the process alive. The
+    child of a fork starts its own.
+    """
 
     def __init__(self) -> None:
         self._guard = new_lock()
@@ -27,7 +28,7 @@ class LoopThread:
         renew_in_child(self, LoopThread._forget)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` there. Cancelling the future ends it within the loop's next turn."""
+        """Run `work` on the loop. Cancelling the future ends it at the loop's next step."""
         return asyncio.run_coroutine_threadsafe(work, self._running())
 
     def _running(self) -> asyncio.AbstractEventLoop:

@@ -1,4 +1,4 @@
-"""The port of a provider, filled by one configured server."""
+"""The provider port for one configured server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHOWN_EVERY_S = 0.25
 
 
 def load_client() -> None:
-    """Import the client and all that its first call needs: a second, once a process."""
+    """Import the client and everything that its first call needs. It takes a second, once per process."""
     from aijobs.ai.providers.openai_compatible import client  # noqa: F401
 
 
 class OpenAiCompatibleProvider:
-    """Safe to use from any thread; calls run on the loop's."""
+    """A provider with an OpenAI-compatible server. Thread-safe; calls run on the loop's thread."""
 
     def __init__(self, config: ProviderConfig, loop: LoopThread) -> None:
         self._config, self._loop = config, loop
@@ -38,10 +38,10 @@ class OpenAiCompatibleProvider:
         return self._config.name
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer; see `AiProvider`. `LessWanted` where another call would ask for less and may succeed.
+        """Return the answer; see `AiProvider`. `LessWanted` if another call that asks for less may succeed.
 
-        The last route has the rest of the attempt's time. Any other is given up at the provider's own limits, and if
-        nothing comes within half of what the attempt has left: the next route needs time too.
+        The last route gets the rest of the attempt's time. Any other is given up at the provider's own limits, and if
+        nothing arrives within half of the remaining time, because the next route needs time too.
         """
         client, received = self._open_client(), Received(request)
         left = token.remaining()
@@ -50,7 +50,7 @@ class OpenAiCompatibleProvider:
             limits = Limits.until_deadline(left)
         future = self._loop.submit(client.converse(request, received, limits))
         token.on_cancel(future.cancel)
-        # Shown from this thread: what it writes must not hold up the calls of others.
+        # From this thread, because its write must not delay the calls of others.
         while not wait([future], timeout=SHOWN_EVERY_S).done:
             token.progress(received.share)
         try:
@@ -62,20 +62,20 @@ class OpenAiCompatibleProvider:
         except JobError as error:
             raise CallFailed(error.code, error.internal, CallFacts(billed="no")) from None
         except Exception as error:
-            # What no server should send: JSON that is none, numbers for texts. Told by its class alone and not chained,
-            # as an error of the client holds the request, with the key and the notes in it.
+            # Invalid data: no JSON, numbers for texts. Only its class and no chain, because a client error holds the
+            # request with key and notes.
             what = f"the answer could not be read: {type(error).__name__}"
             raise CallFailed("PROVIDER_STREAM_BROKEN", what, received.facts()) from None
 
     @property
     def moderation_route(self) -> Route:
-        """Where `moderate` asks."""
+        """The route of `moderate`."""
         return Route(self.name, self._config.moderation_model or "")
 
     def moderate(self, texts: Sequence[str], token: CancellationToken) -> frozenset[str]:
-        """The categories that this server's own moderation finds in the texts, as it names them.
+        """Return the categories that this server's moderation finds in the texts, in its own names.
 
-        Raises `CallFailed`, and whatever the token raises.
+        Raises `CallFailed`, and the token's errors.
         """
         client, wire = self._open_client(), Wire()
         future = self._loop.submit(client.moderate(texts, wire, token.remaining()))
@@ -91,13 +91,13 @@ class OpenAiCompatibleProvider:
             raise CallFailed("PROVIDER_UNAVAILABLE", why, wire.facts) from None
 
     def _stopped(self, token: CancellationToken, received: Received) -> CallFailed:
-        """Return the failure of a call that was cut off from here: for the token's reason, or at its deadline."""
+        """Return the failure of a call that was ended from here: for the token's reason, or at its deadline."""
         code, why = _reason(token, "TIMEOUT", "the attempt's deadline has passed")
         silent = code == "TIMEOUT" and received.is_silent(self._config.idle_s)
         return CallFailed(code, why, received.facts(), silent=silent)
 
     def close(self) -> None:
-        """Close the connections that are kept; the next call opens new ones."""
+        """Close the open connections. The next call opens new ones."""
         if self._client is not None:
             self._loop.submit(self._client.close()).result(timeout=5)
 
@@ -115,7 +115,7 @@ class OpenAiCompatibleProvider:
 
 
 def _reason(token: CancellationToken, code: str, why: str) -> tuple[str, str]:
-    """Return code and text of why the attempt must stop; if it need not, `code` and `why`."""
+    """Return code and text for the token's reason to stop; without one, `code` and `why`."""
     try:
         token.raise_if_cancelled()
     except JobError as reason:

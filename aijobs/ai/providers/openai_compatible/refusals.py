@@ -1,6 +1,6 @@
-"""What a server's error means: status, headers and body to a code, and whether the call may be on the bill.
+"""Read a server's error: map status, headers and body to a code, and decide whether the call may be billed.
 
-Nothing of a body is quoted, in no message: it may repeat the key and the learner's notes.
+No message quotes the body, because it may repeat the key and the learner's notes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aijobs.ai.providers.openai_compatible.names import is_word
 from aijobs.clock import utc_now
 
 _READ = 400
-"""Characters of a message that are looked at: what a server has to say comes first, what it repeats after it."""
+"""Characters of a message that are read: the server's own text comes first, repeated input after it."""
 _SAFETY = re.compile(r"content exists risk|content[_ ]filter|content_policy|content management policy|safety system")
 _TOO_LONG = re.compile(
     r"context[_ ](?:length|window|size)|maximum (?:context|input|prompt|model)|(?:prompt|input) is too long"
@@ -27,7 +27,7 @@ _TOO_LONG = re.compile(
 _NO_MONEY = re.compile(r"insufficient[_ ](?:quota|balance|funds|credits?)|billing_(?:hard_limit_reached|not_active)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NOT_BILLED = frozenset({429, 503, 529})
-"""Turned away at the door. Of a 500, 502 or 504 nobody knows whether the work was done behind it."""
+"""Refused before any work. For 500, 502 and 504 it is unknown whether the work was done."""
 _STATUS_OF: Mapping[str, int] = {
     "rate_limit_exceeded": 429,
     "rate_limit_error": 429,
@@ -36,23 +36,23 @@ _STATUS_OF: Mapping[str, int] = {
     "content_filter": 400,
     "context_length_exceeded": 400,
 }
-"""What an error in mid-stream would have been at its beginning."""
+"""The HTTP status that an error in mid-stream would have had."""
 
 
 @dataclass(frozen=True)
 class ServerError:
-    """An answer that is none: `body` is as much of it as was read."""
+    """An error response. `body` is the part that was read."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     request_id: str | None = None
-    """Its own name for the call, where it may be told."""
+    """The server's id of the call, if it may be logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an error body says: `text`, in lower case, is to be searched and never shown; `words` may be told."""
+    """The content of an error body. `text`, in lower case, is searched and never shown; `words` may be logged."""
 
     text: str
     words: tuple[str, ...]
@@ -60,7 +60,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A code for these statuses, where the body says so, if it has to; `own` where a user's key paid."""
+    """A code for these statuses, if the body has these words (if any). `own`: a user's key paid."""
 
     code: str
     statuses: Collection[int]
@@ -73,7 +73,7 @@ class _Rule:
 
 _REFUSED, _BROKEN = range(400, 500), range(500, 600)
 _RULES = (
-    _Rule("PROVIDER_UNAVAILABLE", range(200, 300)),  # a page of something that stands between
+    _Rule("PROVIDER_UNAVAILABLE", range(200, 300)),  # a page of a proxy in between
     _Rule("VALIDATION_INPUT_TOO_LARGE", {413}),
     _Rule("VALIDATION_INPUT_TOO_LARGE", _REFUSED, _TOO_LONG),
     _Rule("CONTENT_SAFETY_PROVIDER", _REFUSED, _SAFETY),
@@ -83,11 +83,11 @@ _RULES = (
     _Rule("PROVIDER_RATE_LIMITED", {429}),
     _Rule("PROVIDER_UNAVAILABLE", {408, 409, 425, *_BROKEN}),
 )
-"""The first that holds; what none of them knows is a fault of our own, as is a redirect."""
+"""The first matching rule counts. An unknown error is our fault, and so is a redirect."""
 
 
 def failure_of(error: ServerError, *, own_key: bool) -> CallFailed:
-    """The failure that `error` is. `own_key`: a user's key paid."""
+    """Return the failure of `error`. `own_key`: a user's key paid."""
     said, status = what_it_says(error.body), error.status
     billed = "no" if 300 <= status < 500 or status in _NOT_BILLED else "unknown"
     facts = CallFacts(billed=billed, http_status=status, request_id=error.request_id)
@@ -102,7 +102,7 @@ def failure_of(error: ServerError, *, own_key: bool) -> CallFailed:
 
 
 def stream_failure(body: Any, *, own_key: bool) -> CallFailed:
-    """The failure that an error event in the middle of a stream is: the work was begun, and may be billed."""
+    """Return the failure of an error event in mid-stream: the work had begun, and may be billed."""
     raw = json.dumps({"error": body}, default=str).encode()
     told = (_STATUS_OF.get(word) or (int(word) if word.isdigit() else 0) for word in what_it_says(raw).words)
     status = next((status for status in told if 400 <= status < 600), 500)
@@ -113,7 +113,7 @@ def stream_failure(body: Any, *, own_key: bool) -> CallFailed:
 
 
 def retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """When to come back, from `retry-after-ms`, or `Retry-After` in seconds or as a date; None where nothing says."""
+    """Return the wait from `retry-after-ms`, or `Retry-After` in seconds or as a date; None without one."""
     milliseconds, text = headers.get("retry-after-ms", "").strip(), headers.get("retry-after", "").strip()
     if _NUMBER.fullmatch(milliseconds):
         return _wait(float(milliseconds) / 1000)
@@ -122,7 +122,7 @@ def retry_after(headers: Mapping[str, str]) -> timedelta | None:
     try:
         return _wait((_date(text) - utc_now()).total_seconds()) if text else None
     except (ValueError, OverflowError):
-        return None  # A server that says nothing that can be read has said nothing.
+        return None  # An unreadable value counts as none.
 
 
 def _wait(seconds: float) -> timedelta:
@@ -137,7 +137,7 @@ def _date(text: str) -> datetime:
 
 
 def what_it_says(body: bytes) -> Said:
-    """Of an error's JSON the message and what names it: never what it repeats of the request."""
+    """Return the message and the codes of an error's JSON, and nothing that it repeats of the request."""
     try:
         document = json.loads(body.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -154,7 +154,9 @@ def what_it_says(body: bytes) -> Said:
 
 
 def _message(message: Any) -> str:
-    """A message's beginning. A list, as FastAPI sends it, tells of each fault its kind and place, and its input too."""
+    """Return the beginning of a message. In FastAPI's lists each fault has kind, place and input; the input is left
+    out.
+    """
     if isinstance(message, str):
         return message[:_READ]
     if not isinstance(message, list):

@@ -1,4 +1,4 @@
-"""What a server takes of a request: its configuration says it, and a refusal may teach more."""
+"""The limits of a server's requests, from its configuration and from its refusals."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ _AT_MOST = re.compile(r"(?:at most|<=|less than or equal to|maximum(?: value)?(?
 _CONTEXT = re.compile(r"(?:maximum (?:context|model) length|context (?:length|size|window)) (?:is|of)\D{0,12}(\d{1,9})")
 _IN_PROMPT = re.compile(r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)|prompt contains (\d{1,9})")
 _MARGIN = 64
-"""Tokens that servers add to a prompt by themselves."""
+"""Tokens that servers add to a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a model's requests are to be made."""
+    """The terms of a model's requests."""
 
     json_mode: JsonMode
     tokens_name: str
-    """The field that limits the answer: `max_tokens`, or `max_completion_tokens` of newer models of OpenAI."""
+    """The field that limits the answer: `max_tokens`, or `max_completion_tokens` for newer OpenAI models."""
     most_tokens: int | None = None
-    """The most that an answer may have; None: not known."""
+    """Maximum tokens of an answer; None if unknown."""
     context_tokens: int | None = None
-    """The most that prompt and answer may have together; None: not known."""
+    """Maximum tokens of prompt and answer together; None if unknown."""
     this_time: int | None = None
-    """Room for the answer to this one prompt, as its server counted it."""
+    """Maximum tokens of the answer to this prompt, as its server counted."""
 
     @classmethod
     def of(cls, config: ProviderConfig) -> Terms:
-        """Before anything was learned."""
+        """Return the terms of a configuration, before anything was learned."""
         return cls(config.json_mode, config.tokens_name, config.max_output_tokens, config.context_tokens)
 
     @property
     def for_others(self) -> Terms:
-        """What holds for other requests as well."""
+        """Return the terms that hold for other requests too."""
         return replace(self, this_time=None)
 
     def room(self, wanted: int, prompt: str) -> int:
-        """How many tokens to ask for, of those that are wanted; at least 1."""
+        """Return how many of the wanted tokens to ask for; at least 1."""
         left = self.this_time
         if left is None and self.context_tokens is not None:
             left = self.context_tokens - estimate_tokens(prompt) - _MARGIN
         return max(1, min(limit for limit in (wanted, self.most_tokens, left) if limit is not None))
 
     def after(self, refusal: str, asked_tokens: int) -> Terms | None:
-        """What to ask for after a refusal (in lower case); None where it isn't about these terms, or wants no less."""
+        """Return the terms after a refusal (in lower case); None if it isn't about them, or if there is nothing less to
+        ask for.
+        """
         if self.tokens_name != "max_completion_tokens" and _OTHER_NAME.search(refusal):
             return replace(self, tokens_name="max_completion_tokens")
         if (context := _CONTEXT.search(refusal)) is not None:
@@ -65,7 +67,7 @@ class Terms:
         return None
 
     def _within(self, context: int, refusal: str, asked_tokens: int) -> Terms | None:
-        """Less room for the answer, where the prompt by itself fits; where it doesn't the notes are too long."""
+        """Return terms with fewer tokens for the answer, if the prompt alone fits; otherwise the notes are too long."""
         prompt = _IN_PROMPT.search(refusal)
         if prompt is None:
             return None

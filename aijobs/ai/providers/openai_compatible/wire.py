@@ -1,6 +1,4 @@
-"""What goes over the wire and comes back, before the client makes anything of it: our headers alone, and never more of
-an answer than can be taken.
-"""
+"""The HTTP layer below the client: only our own headers are sent, and an answer's size is limited."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from aijobs.ai.providers.openai_compatible.refusals import ServerError
 
 MAX_ERROR_BYTES = 65_536
 MAX_WHOLE_BYTES = 8 * MAX_CHARACTERS
-"""An answer in one piece: each character may be an escape of six bytes."""
+"""Maximum bytes of an answer in one piece: each character may be an escape of six bytes."""
 MAX_STREAM_BYTES = 40 * MAX_CHARACTERS
-"""A stream wraps each few characters in a chunk of some hundred bytes."""
+"""Maximum bytes of a stream: it wraps every few characters in a chunk of some hundred bytes."""
 _OURS = frozenset(
     "accept accept-encoding authorization connection content-length content-type host transfer-encoding "
     "user-agent".split()
@@ -30,11 +28,11 @@ _OURS = frozenset(
 
 
 ON_WIRE: ContextVar[Callable[[str], None] | None] = ContextVar("ON_WIRE", default=None)
-"""Called with each step that the HTTP client takes for this task's request, so that it is known whether it left."""
+"""Called with each step of the HTTP client for this task's request, to know whether it left."""
 
 
 class Refused(Exception):
-    """The server answered with something that is no answer of a model."""
+    """The server sent an error response."""
 
     def __init__(self, error: ServerError) -> None:
         super().__init__(error.status)
@@ -42,7 +40,7 @@ class Refused(Exception):
 
 
 class Whole(Exception):
-    """The server sent its answer in one piece, though it was asked to stream."""
+    """The server sent its answer in one piece, though a stream was requested."""
 
     def __init__(self, completion: Mapping[str, Any], status: int, request_id: str | None) -> None:
         super().__init__(status)
@@ -50,7 +48,7 @@ class Whole(Exception):
 
 
 def open_http(config: ProviderConfig) -> httpx2.AsyncClient:
-    """Connections to one server. Reads have no limit of their own: what counts as progress is for the call to say."""
+    """Open an HTTP client for one server. Reads have no time limit: the call decides what counts as progress."""
     return httpx2.AsyncClient(
         follow_redirects=False,
         timeout=httpx2.Timeout(None, connect=config.connect_s, write=30, pool=config.connect_s),
@@ -60,15 +58,15 @@ def open_http(config: ProviderConfig) -> httpx2.AsyncClient:
 
 
 def request_id(response: Any) -> str | None:
-    """The server's own name for a call, where it may be told."""
+    """Return the server's id of a call, if it may be logged."""
     key = response.request.headers.get("authorization", "").removeprefix("Bearer ")
     return name(response.headers.get("x-request-id"), key)
 
 
 async def _strip(request: httpx2.Request) -> None:
-    """Send our own headers alone: the client adds what it finds in the environment, which may be another's account.
+    """Send only our own headers: the client adds some from the environment, which may name another account.
 
-    And no compression: a few kilobytes can be gigabytes once they are unpacked.
+    Ask for no compression: a few kilobytes could unpack to gigabytes.
     """
     for header in [header for header in request.headers if header.lower() not in _OURS]:
         del request.headers[header]
@@ -85,7 +83,7 @@ def _tracer(on_wire: Callable[[str], None]) -> Callable[[str, Any], Awaitable[No
 
 
 async def _admit(response: httpx2.Response) -> None:
-    """Let a stream through, bounded; read of anything else what is enough to tell what it is."""
+    """Accept a stream with a size limit. Of anything else read the beginning."""
     plain = response.headers.get("content-encoding", "identity").strip().lower() == "identity"
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.status_code == 200 and plain and kind == "text/event-stream":
@@ -104,7 +102,7 @@ async def _raise_whole(response: httpx2.Response) -> None:
     body = await _beginning(response, MAX_WHOLE_BYTES + 1)
     if len(body) > MAX_WHOLE_BYTES:
         raise CallFailed("VALIDATION_OUTPUT_TOO_LARGE", f"the answer passed {MAX_WHOLE_BYTES} bytes")
-    # In a thread: this one is shared by all calls.
+    # In a thread, because all calls share this one.
     completion = await asyncio.to_thread(json.loads, body)
     if isinstance(completion, Mapping) and completion.get("choices"):
         raise Whole(completion, response.status_code, request_id(response))
@@ -112,7 +110,7 @@ async def _raise_whole(response: httpx2.Response) -> None:
 
 
 async def _beginning(response: httpx2.Response, limit: int) -> bytes:
-    """At most so many bytes of a body, as they came; less where an error's body breaks off, whose status is enough."""
+    """Return at most `limit` bytes of a body; less if an error's body breaks off, because the status is enough."""
     body = bytearray()
     try:
         async for piece in response.aiter_raw():
@@ -128,7 +126,7 @@ async def _beginning(response: httpx2.Response, limit: int) -> bytes:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A stream of bytes that ends in an error before it fills the memory."""
+    """A byte stream that raises an error before it fills the memory."""
 
     def __init__(self, stream: Any, limit: int) -> None:
         self._stream, self._limit = stream, limit
