@@ -21,7 +21,6 @@ from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
     CreateJobInput,
-    Overrides,
     Terms,
     UnavailableFor,
     agree_terms,
@@ -38,8 +37,6 @@ from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.screening.redaction import redact
 from aijobs.settings import KeyRing
-
-__all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 
 logger = get_logger(__name__)
 
