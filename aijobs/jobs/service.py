@@ -15,11 +15,12 @@ from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid
-from aijobs.jobs.creation import CreatedJob, JobCreation, NewJob, definition_columns
+from aijobs.jobs.creation import JobCreation, NewJob, definition_columns
 from aijobs.jobs.errors import JobGone
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
+    CreatedJob,
     CreateJobInput,
     Terms,
     UnavailableFor,

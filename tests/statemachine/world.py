@@ -41,9 +41,8 @@ from aijobs.engine.watcher import Watcher
 from aijobs.errors import ApiError, JobError
 from aijobs.ids import InstanceId
 from aijobs.job_types import flashcard_generation, synthetic
-from aijobs.jobs.creation import CreatedJob
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.requests import CreateJobInput
+from aijobs.jobs.requests import CreatedJob, CreateJobInput
 from aijobs.outbox.models import QueuePause
 from aijobs.queues.message import JobMessage, OutgoingMessage
 from aijobs.settings import Settings

@@ -20,11 +20,10 @@ from aijobs.db.clock import Clock, ManualClock
 from aijobs.db.database import Base, Database, is_mysql
 from aijobs.definitions.definition import Queue
 from aijobs.job_types.synthetic import DEFINITION
-from aijobs.jobs.creation import CreatedJob
 from aijobs.jobs.lease import JobErrorInfo, Lease, lease_of
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, AiJobEvent
-from aijobs.jobs.requests import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreatedJob, CreateJobInput, Overrides
 from aijobs.jobs.service import AiJobService
 from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.settings import KeyRing, Settings

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from aijobs.db.clock import ManualClock
 from aijobs.db.database import Database, savepoint
 from aijobs.db.statements import change_rows
-from aijobs.jobs.creation import CreatedJob
 from aijobs.jobs.lease import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
+from aijobs.jobs.requests import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
 from tests.support.databases import SERVERS, Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race

@@ -16,9 +16,9 @@ from aijobs.errors import ApiError
 from aijobs.ids import new_id
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.chains import newest_of_chain
-from aijobs.jobs.creation import CreatedJob
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
+from aijobs.jobs.requests import CreatedJob
 from aijobs.jobs.snapshots import delete_expired
 from aijobs.jobs.status import FINAL
 from aijobs.monitor.chains import find_chains
