@@ -159,9 +159,9 @@ _WAITRESS = Sparing()
 class Outage:
     """One warning when something goes away, then one a minute, one line when it is back."""
 
-    def __init__(self, logger: Any, what: str, every_s: float = 60.0, **fields: Any) -> None:
+    def __init__(self, logger: Any, what: str, **fields: Any) -> None:
         """`fields` stand in each of its lines."""
-        self._logger, self._what, self._every_s, self._fields = logger, what, every_s, fields
+        self._logger, self._what, self._fields = logger, what, fields
         self._guard = new_lock()
         self._since: float | None = None
         self._last_said = 0.0
@@ -173,7 +173,7 @@ class Outage:
             first = self._since is None
             if first:
                 self._since = now
-            elif now - self._last_said < self._every_s:
+            elif now - self._last_said < 60.0:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from aijobs import logs
 from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Database
-from aijobs.monitor.check import RULES, Check, Rule
+from aijobs.monitor.check import Check
+from aijobs.monitor.check_rules import RULES, Rule
 from bench.many_jobs import TABLES, seed
 from bench.site import SERVERS
 from tests.support.processes import Run

@@ -14,9 +14,10 @@ from sqlalchemy import func, select
 
 from aijobs.db.schema import upgrade
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import FINAL, JobState
-from aijobs.monitor.check import Bounds, Check
+from aijobs.monitor.check import Check
+from aijobs.monitor.check_rules import Bounds
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
 from aijobs.wiring.services import build_services

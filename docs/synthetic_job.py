@@ -12,7 +12,7 @@ import json
 import sys
 
 from aijobs import logs
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.settings import Settings
 from aijobs.wiring.services import build_services
 

@@ -6,7 +6,8 @@ import click
 
 from aijobs.cli.opening import json_option, open_services, to_json, write_json
 from aijobs.cli.terminal import Terminal
-from aijobs.monitor.check import PROMISES, Bounds, Check, Finding, Report
+from aijobs.monitor.check import Check, Finding, Report
+from aijobs.monitor.check_rules import PROMISES, Bounds
 from aijobs.wiring.passes import build_retention
 
 

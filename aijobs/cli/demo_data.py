@@ -18,7 +18,7 @@ from aijobs.cli.failures import Failure
 from aijobs.cli.opening import json_option, open_services, write_json
 from aijobs.cli.serving import served
 from aijobs.cli.terminal import Terminal
-from aijobs.jobs.service import CreatedJob, CreateJobInput
+from aijobs.jobs.requests import CreatedJob, CreateJobInput
 from aijobs.jobs.status import FINAL, JobState
 from aijobs.local.station import Stopped, StopRequests
 from aijobs.operators.actions import Operating

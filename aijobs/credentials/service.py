@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from aijobs.credentials.store import Credential, CredentialStore, KeyedJob
+from aijobs.credentials.store import Credential, CredentialStore
 from aijobs.credentials.vault import Place, SealedKey
 from aijobs.db.clock import Clock
 from aijobs.db.database import Database
@@ -16,6 +16,7 @@ from aijobs.db.steps import Steps
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY, USER_MODES
 from aijobs.errors import ApiError, InputInvalid, JobError
 from aijobs.ids import new_id
+from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import fault, get_logger
 from aijobs.texts import line_fault
@@ -88,7 +89,7 @@ class CredentialService:
         if not self._database.write(remove, confirm):
             raise ApiError("NOT_FOUND")
 
-    def find_sealed(self, session: Session, job: KeyedJob) -> SealedKey | None:
+    def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
         """The key that a job runs on, still encrypted; see `CredentialStore.find_sealed`."""
         return self._store.find_sealed(session, job)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import not_
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field, WithJsonSchema, computed_field
 from sqlalchemy import Update, delete, func, or_, select, update
@@ -18,20 +18,13 @@ from aijobs.db.clock import Clock, read_clock
 from aijobs.db.statements import change_rows
 from aijobs.definitions.definition import USER_MODES
 from aijobs.errors import SettingsError
+from aijobs.jobs.lease import HeldJob
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import FINAL
 
 USE_NOTED_EVERY = timedelta(hours=1)
 ENDED_AT_ONCE = 100
 """Of how many final jobs one transaction takes a credential that is to be deleted."""
-
-
-class KeyedJob(Protocol):
-    """What is read of a job to find the key that it runs on."""
-
-    user_id: str
-    credential_mode: str
-    credential_id: str | None
 
 
 _UNREADABLE = {"const": True, "description": "The key can't be decrypted any more. Store it again."}
@@ -149,7 +142,7 @@ class CredentialStore:
 
     # --- a job's -----------------------------------------------------------------------------------------------
 
-    def find_sealed(self, session: Session, job: KeyedJob) -> SealedKey | None:
+    def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
         """The key that a job runs on, bound to this job's user and mode; None where it is gone, or there is none.
 
         It is not decrypted here: a row that can't be opened says so when it is.

@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.prompts import PromptTemplates
 from aijobs.ai.provider import GenerateRequest, Route
+from aijobs.credentials.service import CredentialService
 from aijobs.credentials.vault import SealedKey
 from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY
@@ -23,18 +24,6 @@ from aijobs.jobs.lease import HeldJob
 
 MOST_OUTPUT_TOKENS = 64_000
 """Upper limit for the doubled token budget after a truncated answer. Beyond it the prompt asks for fewer items."""
-
-
-class Credentials(Protocol):
-    """The store of users' own keys."""
-
-    def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
-        """Return the key that pays for the job, still encrypted; None if it was deleted."""
-        ...
-
-    def note_use(self, sealed: SealedKey) -> None:
-        """Record that a key is used. Doesn't raise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Resolve:
     """Gathers what EXECUTE needs."""
 
     def __init__(
-        self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: Credentials
+        self, database: Database, prompts: PromptTemplates, router: ModelRouter, credentials: CredentialService
     ) -> None:
         self._database, self._prompts, self._router = database, prompts, router
         self._credentials = credentials

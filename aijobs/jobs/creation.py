@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,25 +19,16 @@ from aijobs.ids import new_id
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.limits import UserLimits
 from aijobs.jobs.models import AiJob, AiJobSnapshot, QuotaReservation
+from aijobs.jobs.requests import CreatedJob
 from aijobs.jobs.snapshots import SnapshotBuilder
 from aijobs.jobs.users import ensure_user_row, lock_user_row
 from aijobs.logs import get_logger, job_fields
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import SENT_FIELDS, OutboxRepository, outgoing
-from aijobs.queues.message import HandOver, OutgoingMessage
+from aijobs.queues.message import HandOver
 from aijobs.screening.redaction import Redacted
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class CreatedJob:
-    """A job, and whether this request created it or found it."""
-
-    job: AiJob
-    created: bool
-    message: OutgoingMessage | None = field(default=None, repr=False)
-    """The broker message of a job that was created, if its enqueue event still waits."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from aijobs.canonical import canonical_bytes, find_faults, identifier_fault, json_name
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.errors import InputInvalid
+from aijobs.jobs.models import AiJob
+from aijobs.queues.message import OutgoingMessage
 from aijobs.settings import KeyRing
 from aijobs.validation import Location, find_schema_faults
 
@@ -43,6 +45,16 @@ class CreateJobInput:
     input: Mapping[str, Any] = field(repr=False)
     idempotency_key: str | None = None
     overrides: Overrides = Overrides()
+
+
+@dataclass(frozen=True)
+class CreatedJob:
+    """A job, and whether this request created it or found it."""
+
+    job: AiJob
+    created: bool
+    message: OutgoingMessage | None = field(default=None, repr=False)
+    """The broker message of a job that was created, if its enqueue event still waits."""
 
 
 def can_have_led_to_a_job(request: CreateJobInput) -> bool:

@@ -16,10 +16,10 @@ from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.jobs.chains import newest_of_chain
-from aijobs.jobs.creation import CreatedJob, JobCreation, NewJob, definition_columns
+from aijobs.jobs.creation import JobCreation, NewJob, definition_columns
 from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.requests import UnavailableFor, validated_input
+from aijobs.jobs.requests import CreatedJob, UnavailableFor, validated_input
 from aijobs.jobs.snapshots import read_snapshot, redacted_content
 from aijobs.jobs.status import FINAL, JobState
 from aijobs.logs import get_logger, job_fields

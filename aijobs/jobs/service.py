@@ -17,13 +17,13 @@ from aijobs.db.statements import read_all
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry, job_type_name
 from aijobs.errors import ApiError, InputInvalid
-from aijobs.jobs.creation import CreatedJob, JobCreation, NewJob, definition_columns
+from aijobs.jobs.creation import JobCreation, NewJob, definition_columns
 from aijobs.jobs.errors import JobGone
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, JobTombstone
 from aijobs.jobs.requests import (
+    CreatedJob,
     CreateJobInput,
-    Overrides,
     Terms,
     UnavailableFor,
     agree_terms,
@@ -40,8 +40,6 @@ from aijobs.outbox.repository import OutboxRepository, outgoing
 from aijobs.queues.message import OutgoingMessage
 from aijobs.screening.redaction import redact
 from aijobs.settings import KeyRing
-
-__all__ = ["AiJobService", "CreateJobInput", "CreatedJob", "Overrides"]
 
 logger = get_logger(__name__)
 

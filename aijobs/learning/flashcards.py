@@ -18,7 +18,8 @@ from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
+from aijobs.jobs.requests import CreatedJob, CreateJobInput, Overrides
+from aijobs.jobs.service import AiJobService
 from aijobs.learning.models import FLASHCARD_GENERATION, Flashcard
 
 TARGET_TYPE = "note"

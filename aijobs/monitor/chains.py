@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from aijobs.jobs.chains import in_order
 from aijobs.jobs.models import AiJob
 from aijobs.monitor.views import ChainLink
 
@@ -40,4 +39,17 @@ def find_chains(session: Session, root_ids: Collection[str]) -> dict[str, Chain]
     by_root: dict[str, list[ChainLink]] = {}
     for row in rows:
         by_root.setdefault(row[0], []).append(ChainLink(*row[1:]))
-    return {root_id: Chain(in_order(links)) for root_id, links in by_root.items()}
+    return {root_id: Chain(_in_order(links)) for root_id, links in by_root.items()}
+
+
+def _in_order(links: Sequence[ChainLink]) -> tuple[ChainLink, ...]:
+    """Return the links of one chain, the first one first."""
+    by_parent = {link.parent_job_id: link for link in links}
+    ids = {link.id for link in links}
+    # The parent of the first link may be deleted, or may not have been read.
+    link = next((each for each in links if each.parent_job_id not in ids), None)
+    ordered: list[ChainLink] = []
+    while link is not None and len(ordered) < len(links):
+        ordered.append(link)
+        link = by_parent.get(link.id)
+    return tuple(ordered)

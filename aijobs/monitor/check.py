@@ -19,13 +19,11 @@ from aijobs.db.database import Database
 from aijobs.errors import BrokerUnavailable
 from aijobs.jobs.conditions import DUE_AT, PAUSED, WAITS
 from aijobs.jobs.models import AiJob
-from aijobs.monitor.check_rules import PROMISES, RULES, UNSENT, Bounds, Rule
+from aijobs.monitor.check_rules import RULES, UNSENT, Bounds, Rule
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent, OutboxState
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import OutgoingMessage
-
-__all__ = ["LOST_MESSAGE", "PROMISES", "RULES", "UNSENT", "Bounds", "Check", "Finding", "Report", "Rule"]
 
 PAGE = 500
 MOST_ROWS, MOST_JOBS = 50_000, 10_001

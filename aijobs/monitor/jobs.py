@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -38,45 +38,13 @@ from aijobs.monitor.views import (
 )
 from aijobs.outbox.models import OutboxEventType
 
-_COPIED = (
-    "id",
-    "user_id",
-    "job_type",
-    "target_type",
-    "target_id",
-    "queue_name",
-    "priority",
-    "lifecycle_status",
-    "progress",
-    "attempt_no",
-    "retry_count",
-    "lost_count",
-    "uncharged_losses",
-    "max_retry_count",
-    "trigger_type",
-    "credential_mode",
-    "parent_job_id",
-    "root_id",
-    "locked_by",
-    "lock_until",
-    "next_attempt_at",
-    "cancel_requested_at",
-    "cancel_requested_by",
-    "artifact_count",
-    "error_code",
-    "created_at",
-    "started_at",
-    "finished_at",
-)
+
+def _columns(answer: type[JobRow | JobDetail]) -> tuple[str, ...]:
+    """Return the fields of an answer that are columns of a job; those with a default are filled in elsewhere."""
+    return tuple(each.name for each in fields(answer) if each.default is MISSING and hasattr(AiJob, each.name))
 
 
-_DETAILED = (
-    "input_schema_version",
-    "output_schema_version",
-    "prompt_version",
-    "credential_id",
-    "output_hash",
-)
+_COPIED, _DETAILED = _columns(JobRow), _columns(JobDetail)
 
 
 def _only(*names: str) -> Any:
@@ -134,8 +102,8 @@ class JobReads:
 
     def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
         """Everything of a job but its content, in eight statements."""
-        names = (*_COPIED, *_DETAILED, *(("internal_error_message",) if internal else ()))
-        query = select(AiJob, self._clock.now()).options(_only(*names)).where(AiJob.id == job_id)
+        shown = [name for name in _DETAILED if internal or name != "internal_error_message"]
+        query = select(AiJob, self._clock.now()).options(_only(*_COPIED, *shown)).where(AiJob.id == job_id)
         found = session.execute(query).one_or_none()
         if found is None:
             return None
@@ -144,14 +112,10 @@ class JobReads:
         chains = find_chains(session, [job.root_id])
         totals = find_chain_totals(session, job.root_id)
         queued_at = first_published([e for e in outbox if e.event_type == OutboxEventType.ENQUEUE])
+        columns: dict[str, Any] = {name: getattr(job, name) if name in shown else None for name in _DETAILED}
         return JobDetail(
             job=self._row(job, queued_at, chains.get(job.root_id)),
-            input_schema_version=job.input_schema_version,
-            output_schema_version=job.output_schema_version,
-            prompt_version=job.prompt_version,
-            credential_id=job.credential_id,
-            output_hash=job.output_hash,
-            internal_error_message=job.internal_error_message if internal else None,
+            **columns,
             snapshot=describe_snapshot(session, job_id),
             artifacts=find_artifacts(session, [job_id]).get(job_id, ()),
             history=find_history(session, job_id),

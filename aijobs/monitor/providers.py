@@ -11,7 +11,6 @@ from datetime import datetime
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from aijobs.ai.calling.availability import Prompted
 from aijobs.ai.calling.breaker import BreakerState, CircuitBreaker, CircuitState, scope_of
 from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.calling.slots import CallSlots
@@ -19,6 +18,7 @@ from aijobs.ai.catalogue import LOCAL, Catalogue, ProviderConfig
 from aijobs.ai.models import AiUsageLog, CallState
 from aijobs.db.clock import Clock, read_clock
 from aijobs.db.database import Database
+from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import JobError
 from aijobs.forks import new_lock
 from aijobs.monitor.usage import UNPRICED
@@ -109,7 +109,7 @@ class ProviderReads:
         return self.breaker.states([scope_of(provider)])[0]
 
     def find_keeping_back(
-        self, definition: Prompted, credential_mode: str, credential_id: str | None
+        self, definition: JobDefinition, credential_mode: str, credential_id: str | None
     ) -> tuple[BreakerState, ...]:
         """The breakers that keep a job's calls back: those of all its routes, where no route is free; else none."""
         if definition.prompt is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aijobs.ai.calling.breaker import BreakerState
 from aijobs.errors import ApiError, BrokerUnavailable
-from aijobs.jobs.service import CreatedJob
+from aijobs.jobs.requests import CreatedJob
 from aijobs.monitor.views import JobRow, OutboxRow, Revealed
 from aijobs.operators.audit import JOB, OUTBOX_EVENT, PROVIDER, Actor, AuditTrail
 

@@ -36,6 +36,8 @@ NOT_DISPATCHED = "INTERNAL_NOT_DISPATCHED"
 FRESH_S, TRIED_S = 4.0, 1.0
 """How long a cycle dispatches fresh events, and those that were tried before. Fresh ones may come without an end: the
 others would starve, and the cycle would never end or be recorded. A process that stops waits ten seconds for it."""
+SILENCE_S = 5.0
+"""How long a process hands no message over after an error of the broker."""
 
 
 class Broker(Protocol):
@@ -275,10 +277,8 @@ class _ClaimOver(Exception):
 class Backoff:
     """A wait that doubles from 1 s to 15 s at each failure."""
 
-    def __init__(self, first_s: float = 1.0, longest_s: float = 15.0) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
-        self._wait_s = 0.0
-        self._until = 0.0
+    def __init__(self) -> None:
+        self._wait_s = self._until = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -286,7 +286,7 @@ class Backoff:
 
     def lengthen(self) -> None:
         """Wait longer than the last time."""
-        self._wait_s = min(self._longest_s, self._wait_s * 2 or self._first_s)
+        self._wait_s = min(15.0, self._wait_s * 2 or 1.0)
         self._until = time.monotonic() + self._wait_s
 
     def reset(self) -> None:
@@ -306,10 +306,10 @@ class _Queue:
         self.backoff.lengthen()
 
 
-def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
+def hand_over(broker: Broker) -> HandOver:
     """Return a function that sends a new job's message right after the commit. It marks nothing and never raises.
 
-    After an error the process sends nothing for `silence_s`, so that a dead broker doesn't slow creation; the
+    After an error the process sends nothing for `SILENCE_S`, so that a dead broker doesn't slow creation; the
     dispatcher sends what was missed. If the broker refuses one queue, only that queue is left out.
     """
     outage = Outage(logger, "handover.broker")
@@ -323,7 +323,7 @@ def hand_over(broker: Broker, silence_s: float = 5.0) -> HandOver:
         except Exception as error:
             # Any error: the job is committed, and the dispatcher sends its message.
             alone = isinstance(error, BrokerUnavailable) and error.state == REFUSED
-            silent_until[message.queue_name if alone else None] = time.monotonic() + silence_s
+            silent_until[message.queue_name if alone else None] = time.monotonic() + SILENCE_S
             if isinstance(error, BrokerUnavailable):
                 outage.failed(error)
             else:

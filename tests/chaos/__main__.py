@@ -18,7 +18,8 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from aijobs import logs
-from aijobs.monitor.check import Bounds, Check
+from aijobs.monitor.check import Check
+from aijobs.monitor.check_rules import Bounds
 from tests.chaos import crashes
 from tests.chaos.driver import Driver
 from tests.chaos.evidence import count_open, find_open_jobs, gather

@@ -22,7 +22,7 @@ from aijobs.clock import utc_now
 from aijobs.db.database import Database
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from aijobs.jobs.status import JobState
 from aijobs.operators.accounts import add_token, create_operator
 from aijobs.operators.audit import Actor, AuditTrail

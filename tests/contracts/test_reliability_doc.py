@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from aijobs.monitor.check import LOST_MESSAGE, PROMISES, RULES
+from aijobs.monitor.check import LOST_MESSAGE
+from aijobs.monitor.check_rules import PROMISES, RULES
 from tests.contracts import documents
 from tests.contracts.sources import ROOT
 

@@ -20,7 +20,7 @@ from sqlalchemy import delete
 from aijobs.cli.tokens import issue_user_token
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.outbox.models import QueuePause
 from aijobs.queues.connection import ACL_RULES
 from aijobs.settings import Settings

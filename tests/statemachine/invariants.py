@@ -15,7 +15,8 @@ from aijobs.db.database import Base
 from aijobs.definitions.definition import MOST_LOSSES
 from aijobs.jobs.lifecycle.release import WORKER_LOST
 from aijobs.jobs.status import FINAL, JobState
-from aijobs.monitor.check import RULES, Bounds, Check
+from aijobs.monitor.check import Check
+from aijobs.monitor.check_rules import RULES, Bounds
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEventType, OutboxState, QueuePause
 from tests.statemachine.world import JOB_DAYS, Broken, World

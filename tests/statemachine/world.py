@@ -42,7 +42,7 @@ from aijobs.errors import ApiError, JobError
 from aijobs.ids import InstanceId
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreatedJob, CreateJobInput
+from aijobs.jobs.requests import CreatedJob, CreateJobInput
 from aijobs.outbox.models import QueuePause
 from aijobs.queues.message import JobMessage, OutgoingMessage
 from aijobs.settings import Settings

@@ -23,7 +23,8 @@ from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.lease import JobErrorInfo, Lease, lease_of
 from aijobs.jobs.lifecycle.repository import LifecycleRepository
 from aijobs.jobs.models import AiJob, AiJobEvent
-from aijobs.jobs.service import AiJobService, CreatedJob, CreateJobInput, Overrides
+from aijobs.jobs.requests import CreatedJob, CreateJobInput, Overrides
+from aijobs.jobs.service import AiJobService
 from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.settings import KeyRing, Settings
 from aijobs.testing.memory_broker import MemoryBroker

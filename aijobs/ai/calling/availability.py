@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Protocol
 
 from aijobs.ai.calling.breaker import CircuitBreaker, scope_of
-from aijobs.ai.calling.router import ModelRouter, Routed
+from aijobs.ai.calling.router import ModelRouter
 from aijobs.ai.catalogue import LOCAL
+from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import JobError
-
-
-class Prompted(Routed, Protocol):
-    """What `Availability` reads of a job definition."""
-
-    @property
-    def prompt(self) -> Any | None:
-        """None for a type that runs a script and calls no provider."""
 
 
 class Availability:
@@ -26,7 +18,7 @@ class Availability:
         self._router, self._breaker = router, breaker
 
     def unavailable_for(
-        self, definition: Prompted, credential_mode: str, credential_id: str | None
+        self, definition: JobDefinition, credential_mode: str, credential_id: str | None
     ) -> timedelta | None:
         """Return how long until a call is worth trying, if every route has an open breaker; otherwise None.
 

@@ -306,7 +306,7 @@ class CircuitBreaker:
     # --- the store ---------------------------------------------------------------------------------------------
 
     def _read(self, text: str | None, now: int) -> _Record:
-        """Return the record of a text. A text that isn't ours counts as closed: one call too many is better than none."""
+        """Return the record of a text. A text that isn't ours counts as closed: one call too many is better."""
         record = read_json("breaker", text, _SHAPE) if text else _CLEAR
         if record is None:
             return _CLEAR

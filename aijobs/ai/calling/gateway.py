@@ -51,7 +51,7 @@ class CallLedger(Protocol):
     """Records each request before it leaves, and its result."""
 
     def opened(self, route: Route) -> None:
-        """Record that a request is about to leave. Raises if it must not: the lease is lost, or a cancel was requested."""
+        """Record that a request is about to leave. Raises if it must not: lease lost, or cancel requested."""
 
     def failed(self, error: JobError) -> None:
         """Record that it failed. Doesn't raise."""

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from aijobs.ai.provider import Route
+from aijobs.definitions.definition import JobDefinition
 from aijobs.errors import JobError
-
-
-class Routed(Protocol):
-    """What the router reads of a job definition."""
-
-    @property
-    def job_type(self) -> str: ...
-
-    @property
-    def route(self) -> str | None:
-        """The name of a route; None for the default one."""
-
-
-class Asking(Routed, Protocol):
-    """What the router reads of a definition that may call a provider."""
-
-    @property
-    def prompt(self) -> object | None: ...
 
 
 class ModelRouter:
@@ -50,14 +32,14 @@ class ModelRouter:
         routes, name = self._choice(route, credential_mode)
         return name in routes
 
-    def routes(self, definition: Routed, credential_mode: str) -> tuple[Route, ...]:
+    def routes(self, definition: JobDefinition, credential_mode: str) -> tuple[Route, ...]:
         """Return the routes of a definition, in order. `JobError(INTERNAL_CONFIG)` if none is configured."""
         routes, name = self._choice(definition.route, credential_mode)
         if name not in routes:
             raise JobError("INTERNAL_CONFIG", f"{definition.job_type}: no route {name!r} is configured")
         return routes[name]
 
-    def may_ask(self, definition: Asking, credential_mode: str, providers: Collection[str]) -> bool:
+    def may_ask(self, definition: JobDefinition, credential_mode: str, providers: Collection[str]) -> bool:
         """Return whether a call of the definition may go to one of `providers`."""
         routes, name = self._choice(definition.route, credential_mode)
         return definition.prompt is not None and any(route.provider in providers for route in routes.get(name, ()))

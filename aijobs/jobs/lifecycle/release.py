@@ -28,16 +28,14 @@ _UNCHARGED = {"uncharged_losses": AiJob.uncharged_losses + 1}
 class Releases(Ends):
     """The ways in which an attempt gives its job to the next one."""
 
-    def release(
-        self, lease: Lease, *, actor: str = WORKER, wait: timedelta | None = None, error_code: str | None = None
-    ) -> AiJob:
+    def release(self, lease: Lease, *, wait: timedelta | None = None, error_code: str | None = None) -> AiJob:
         """Release the lease; the attempt doesn't count, and another worker may lock the job at once.
 
         With `wait` the job is `postponed` for so long, because its providers are unavailable; `error_code` says why.
         """
 
         def free(session: Session) -> AiJob:
-            note = Note(HistoryType.RELEASED if wait is None else HistoryType.POSTPONED, actor, error_code)
+            note = Note(HistoryType.RELEASED if wait is None else HistoryType.POSTPONED, error_code=error_code)
             due = self._clock.now(wait or timedelta())
             job = self._go_on_or_cancel(session, lease, note, next_attempt_at=due, **FREE)
             return self._ask_again(session, job)

@@ -26,7 +26,7 @@ from aijobs.credentials.service import MOST_CREDENTIALS
 from aijobs.credentials.store import Credential
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import ApiError, InputInvalid, SettingsError
-from aijobs.jobs.service import CreatedJob, CreateJobInput, Overrides
+from aijobs.jobs.requests import CreatedJob, CreateJobInput, Overrides
 from aijobs.settings import KeyRing
 from aijobs.wiring.passes import build_job_crew, build_maintenance_crew
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage

@@ -35,7 +35,7 @@ from aijobs.engine.failure import internal_text
 from aijobs.ids import InstanceId
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from aijobs.jobs.status import FINAL
 from aijobs.queues.message import JobMessage
 from aijobs.queues.presence import Presence

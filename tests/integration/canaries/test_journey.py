@@ -21,7 +21,7 @@ from sqlalchemy import inspect, text
 from aijobs.clock import utc_now
 from aijobs.db.database import Database
 from aijobs.ids import InstanceId
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.logs import configure
 from aijobs.queues.broker import RedisBroker, queue_key
 from aijobs.queues.codec import PREFIX_BYTES, decode

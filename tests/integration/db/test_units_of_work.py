@@ -17,7 +17,7 @@ from aijobs.db.database import Database, savepoint
 from aijobs.db.statements import change_rows
 from aijobs.jobs.lease import JobErrorInfo, Locked
 from aijobs.jobs.models import AiJob, QuotaUsage
-from aijobs.jobs.service import CreatedJob
+from aijobs.jobs.requests import CreatedJob
 from aijobs.upkeep.reaper import LockReaper
 from tests.support.databases import SERVERS, Databases
 from tests.support.jobs import BEGIN, Kit, open_kit, prepare_database, race

@@ -36,7 +36,7 @@ from aijobs.engine.resolve import Resolve
 from aijobs.engine.watcher import Watcher
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.learning.models import Flashcard
 from aijobs.queues.message import JobMessage

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.outbox.models import OutboxEvent
 from aijobs.settings import Settings
 from aijobs.wiring.services import Services, build_services

@@ -19,7 +19,7 @@ from aijobs.definitions.definition import Security
 from aijobs.errors import SettingsError
 from aijobs.job_types import flashcard_generation, synthetic
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.screening.safety import ContentSafety
 from aijobs.settings import Settings
 from aijobs.wiring.providers import build_guard

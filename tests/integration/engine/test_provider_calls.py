@@ -21,7 +21,7 @@ from aijobs.errors import JobError
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from tests.integration.engine.stage import CARDS, NOTES, Stage
 from tests.support.lines import captured_lines
 from tests.support.polling import poll

@@ -19,7 +19,7 @@ from aijobs.events import DomainEvent
 from aijobs.ids import InstanceId
 from aijobs.jobs.lease import JobErrorInfo, lease_of
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import END_EVENTS
 from aijobs.outbox.repository import outgoing
 from aijobs.queues.message import JobMessage

@@ -18,7 +18,7 @@ from aijobs.engine.outcome import Outcome
 from aijobs.engine.run import Run
 from aijobs.errors import JobError
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import FINAL
 from aijobs.logs import JOB_KEYS
 from aijobs.queues.message import PUT_BACK

@@ -19,7 +19,7 @@ from aijobs.errors import InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from tests.support.jobs import BEGIN, Kit
 from tests.support.rows import job_columns
 

@@ -15,7 +15,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.models import AiJob, JobTombstone
-from aijobs.jobs.service import CreatedJob
+from aijobs.jobs.requests import CreatedJob
 from aijobs.settings import KeyRing
 from tests.support.jobs import BEGIN, KEYS, Kit, open_kit, race
 

@@ -18,7 +18,7 @@ from aijobs.errors import ApiError
 from aijobs.job_types import flashcard_generation
 from aijobs.jobs.lease import Lease
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.upkeep.retention import Retention
 from tests.support.databases import OTHERS_LATER, Databases, SqliteDatabases
 from tests.support.jobs import BEGIN, Kit, open_kit, race

@@ -18,7 +18,7 @@ from aijobs.job_types.synthetic import DEFINITION
 from aijobs.jobs.chains import newest_of_chain
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreatedJob
+from aijobs.jobs.requests import CreatedJob
 from aijobs.jobs.snapshots import delete_expired
 from aijobs.jobs.status import FINAL
 from aijobs.monitor.chains import find_chains

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from aijobs.canonical import canonical_bytes, canonical_hash
 from aijobs.errors import ApiError
 from aijobs.jobs.models import AiJobSnapshot
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.learning.models import FLASHCARD_GENERATION
 from tests.support.jobs import Kit
 

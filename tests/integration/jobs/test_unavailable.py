@@ -16,7 +16,7 @@ from aijobs.errors import ApiError, InputInvalid
 from aijobs.ids import new_id
 from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import BEGIN, Kit, open_kit
 from tests.support.scratch import scratch_database

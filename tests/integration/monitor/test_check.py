@@ -14,7 +14,8 @@ from sqlalchemy import delete, insert, text, update
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.clock import ManualClock
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
-from aijobs.monitor.check import LOST_MESSAGE, MOST_LOOKS, PROMISES, RULES, UNSENT, Bounds, Check, Report
+from aijobs.monitor.check import LOST_MESSAGE, MOST_LOOKS, Check, Report
+from aijobs.monitor.check_rules import PROMISES, RULES, UNSENT, Bounds
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent, QueuePause
 from aijobs.queues.message import OutgoingMessage

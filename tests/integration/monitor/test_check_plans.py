@@ -11,7 +11,8 @@ from aijobs.db.clock import DatabaseClock
 from aijobs.db.database import Base, Database
 from aijobs.jobs.models import AiJob, AiJobArtifact
 from aijobs.jobs.status import FINAL
-from aijobs.monitor.check import RULES, Check, Rule
+from aijobs.monitor.check import Check
+from aijobs.monitor.check_rules import RULES, Rule
 from bench.check_speed import find_scans
 from bench.many_jobs import TABLES, seed
 from tests.support.rows import prepare_database

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from aijobs.jobs.models import AiJob, AiJobEvent
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import FINAL
 from tests.integration.queues.test_workers import Site
 from tests.support import deadly_job

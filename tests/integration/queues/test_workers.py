@@ -19,7 +19,7 @@ from aijobs.definitions.definition import BACKGROUND, INTERACTIVE
 from aijobs.errors import describe
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.models import AiJob, AiJobEvent
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.queues.connection import ACL_RULES
 from aijobs.queues.presence import HEARTBEAT_PREFIX

@@ -17,7 +17,7 @@ from aijobs.credentials.store import CredentialStore
 from aijobs.credentials.vault import CredentialVault, Place, Sealed
 from aijobs.definitions.definition import USER_DEEPSEEK_KEY
 from aijobs.errors import SettingsError
-from aijobs.jobs.service import CreateJobInput, Overrides
+from aijobs.jobs.requests import CreateJobInput, Overrides
 from aijobs.settings import KeyRing
 from tests.integration.engine.stage import CARDS, NOTES, Stage, open_stage
 from tests.support.jobs import Kit, open_kit, race

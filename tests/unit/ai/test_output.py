@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aijobs.ai.output import MAX_CHARACTERS, MAX_DEPTH, NotJson, parse_json_answer, read_answer
+from aijobs.ai.output import MAX_CHARACTERS, NotJson, parse_json_answer, read_answer
+from aijobs.canonical import MAX_DEPTH
 from aijobs.errors import JobError
 
 FENCED_CODE = "Run:\n```python\nprint('x')\n```\nand see"

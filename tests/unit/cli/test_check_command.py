@@ -11,8 +11,9 @@ from sqlalchemy import update
 
 from aijobs.clock import utc_now
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
-from aijobs.monitor.check import LOST_MESSAGE, RULES, UNSENT
+from aijobs.jobs.requests import CreateJobInput
+from aijobs.monitor.check import LOST_MESSAGE
+from aijobs.monitor.check_rules import RULES, UNSENT
 from aijobs.outbox.models import OutboxEvent
 from aijobs.wiring.services import Services
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from aijobs.jobs.lease import lease_of
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import OutboxEvent, OutboxEventType, OutboxState
 from aijobs.wiring.services import Services

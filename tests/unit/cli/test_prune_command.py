@@ -11,7 +11,7 @@ from sqlalchemy import text, update
 from aijobs.cli.opening import open_services
 from aijobs.clock import utc_now
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 
 Aijobs = Callable[..., tuple[int, str, str]]
 

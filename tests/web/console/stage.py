@@ -15,7 +15,7 @@ from aijobs.db.engines import build_engine
 from aijobs.db.schema import upgrade
 from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.operators.models import Operator
 from aijobs.outbox.models import OutboxEvent, OutboxEventType, QueuePause
 from aijobs.queues.message import JobMessage

@@ -14,7 +14,7 @@ from aijobs.ai.calling.breaker import scope_of
 from aijobs.clock import utc_now
 from aijobs.job_types.flashcard_generation import SAMPLE_INPUT
 from aijobs.jobs.lease import lease_of
-from aijobs.jobs.service import CreateJobInput
+from aijobs.jobs.requests import CreateJobInput
 from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app

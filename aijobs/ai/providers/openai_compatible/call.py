@@ -93,12 +93,12 @@ class Received:
 
     @property
     def share(self) -> int:
-        """Return an estimate of the progress in percent. The length is unknown: half after 3,000 characters, never 100."""
+        """Return the estimated progress in percent: half after 3,000 characters, never 100."""
         come = self.characters + self.thought
         return min(95, 100 * come // (come + 3_000))
 
     def add(self, chunk: Mapping[str, Any]) -> bool:
-        """Add a chunk of the stream, and return whether it had content. `CallFailed` if the answer grows without end."""
+        """Add a chunk and return whether it had content. `CallFailed` if the answer grows without end."""
         usage, choices = chunk.get("usage"), chunk.get("choices") or ()
         if isinstance(usage, Mapping):
             self.usage = usage

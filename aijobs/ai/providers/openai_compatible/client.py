@@ -164,7 +164,7 @@ async def _mappings(stream: openai.AsyncStream[object]) -> AsyncGenerator[Mappin
 
 
 def _connection_failure(error: openai.APIConnectionError, facts: CallFacts) -> CallFailed:
-    """Return the failure of a connection. One that wasn't opened costs nothing; one that was lost may have been billed."""
+    """Return the failure of a connection. If it was lost, the call may have been billed."""
     cause = error.__cause__
     what = type(cause or error).__name__
     if isinstance(cause, _BEFORE_SENDING) or facts.billed == "no":

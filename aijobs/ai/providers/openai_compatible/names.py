@@ -1,4 +1,4 @@
-"""Which of a server's words may be logged. It may build them from what it received: the key, and the learner's notes."""
+"""Which of a server's words may be logged. It may build them from the key and the learner's notes."""
 
 from __future__ import annotations
 
