@@ -1,4 +1,4 @@
-"""The dispatcher: it sends each event once, ends the job of an event that fails three times, and waits for the broker."""
+"""The dispatcher: it sends each event once, fails the job after three failed attempts, and waits for the broker."""
 
 from __future__ import annotations
 
@@ -311,8 +311,9 @@ def test_event_that_kills_its_dispatcher_is_dead_after_three_attempts_and_stops_
 def test_cycle_ends_and_sends_retried_events_during_an_endless_flow_of_fresh_ones(
     kit: Kit,
 ) -> None:
-    """Otherwise the events of a dead dispatcher wait for ever, a busy dispatcher counts as overdue, and SIGTERM stops it
-    during a claim."""
+    """Otherwise a dead dispatcher's events wait for ever, a busy one counts as overdue, and SIGTERM stops it during a
+    claim.
+    """
 
     class Flood(Refusing):
         """While it gets one batch, new events are created."""

@@ -266,9 +266,7 @@ def test_jobs_run_before_during_and_after_a_rotation(kit: Kit) -> None:
             return paid(request, token)
 
         stage.provider.answers[:] = [rotate_meanwhile]
-        assert stage.run_to_end(running).lifecycle_status == "succeeded", (
-            "a key that was read before the rotation is readable after it"
-        )
+        assert stage.run_to_end(running).lifecycle_status == "succeeded", "the key was read before the rotation"
         assert rotated == [Rotated("c2", 4, (), 0)]
         assert paid.keys == [keys[ids[2]]]
         stage.provider.answers[:] = [paid]
