@@ -15,7 +15,6 @@ from aijobs.jobs.errors import AnotherUserNext, JobLockConflict
 from aijobs.jobs.lease import Lease, lease_of
 from aijobs.jobs.lifecycle.fairness import FEW_DUE
 from aijobs.jobs.models import AiJob
-from tests.support.databases import OTHERS_LATER
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
 from tests.support.rows import build_job
@@ -245,7 +244,6 @@ def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
     assert effort(kit.database.engine, lock) < 3 * before
 
 
-@OTHERS_LATER
 def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
     """An index that begins with the queue or the user would also read all jobs that wait for a retry."""
     first, *rest = backlog(kit, "a", 8)
@@ -282,7 +280,6 @@ def test_expired_leases_count_toward_no_share(kit: Kit) -> None:
     assert refused(kit, a[1]).instead == b, "b has no live lease"
 
 
-@OTHERS_LATER
 def test_lock_reads_no_expired_leases(kit: Kit) -> None:
     """Each lock counts the live leases. Of a million expired ones it must read none."""
     mine = backlog(kit, "a", 20)

@@ -21,7 +21,7 @@ from aijobs.monitor.passes import read_passes
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.pass_log import PassLog
 from aijobs.upkeep.reaper import LockReaper
-from tests.support.databases import ANY_DATABASE, OTHERS_LATER
+from tests.support.databases import ANY_DATABASE
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, race
 from tests.support.lost_commits import lose_commits
@@ -184,7 +184,6 @@ def test_reaper_takes_many_leases_in_one_transaction(kit: Kit) -> None:
     assert len(commits) == 2
 
 
-@OTHERS_LATER
 def test_page_of_expired_leases_is_found_without_reading_earlier_ones(kit: Kit) -> None:
     """Leases that can't be taken now come before the others."""
     jobs = dead_leases(kit, 2000)
@@ -392,7 +391,6 @@ def test_host_name_is_not_treated_as_a_like_pattern(kit: Kit) -> None:
     assert kit.job(job_id).losses == 0
 
 
-@OTHERS_LATER
 def test_concurrent_starts_count_each_loss_once(live_kit: Kit) -> None:
     gone = dead_process()
     jobs = [live_kit.new_job().id for _ in range(10)]
@@ -403,7 +401,6 @@ def test_concurrent_starts_count_each_loss_once(live_kit: Kit) -> None:
     assert {live_kit.job(job_id).uncharged_losses for job_id in jobs} == {1}
 
 
-@OTHERS_LATER
 def test_starting_consumer_skips_leases_of_processes_that_may_live(kit: Kit) -> None:
     """Leases of another container with the same host name are skipped as a whole; there may be a million."""
     current = InstanceId.current()
