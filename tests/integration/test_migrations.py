@@ -26,7 +26,7 @@ from aijobs.db.schema import HEAD, REVISIONS, check_schema, read_revision, upgra
 from aijobs.errors import SettingsError
 from aijobs.jobs.models import AiJob
 from aijobs.settings import resource
-from tests.support.databases import OTHERS_LATER, Databases
+from tests.support.databases import Databases
 from tests.support.processes import Processes, clean_environment
 from tests.support.rows import add, build_job
 
@@ -140,7 +140,6 @@ def test_upgrade_from_each_revision_keeps_the_operators(engine: Engine) -> None:
         assert [tuple(row) for row in found] == [("ann", 3)], revision
 
 
-@OTHERS_LATER
 def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, processes: Processes) -> None:
     code = (
         "import sys; from aijobs.db.engines import build_engine; from aijobs.db.schema import upgrade;"

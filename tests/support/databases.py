@@ -52,7 +52,7 @@ MARIADB = _on("mariadb")
 OTHERS_LATER = _on("sqlite", later=["postgresql", "mariadb"])
 """For tests that are slow on a server: SQLite in every run, the servers in the long run."""
 SERVER_FIRST = _on("postgresql", later=["sqlite", "mariadb"])
-"""For slow tests of a process's connections: PostgreSQL in every run, the others in the long run."""
+"""For slow tests that PostgreSQL decides (connections of a process, refused texts): the others are in the long run."""
 
 
 class Databases(ABC):

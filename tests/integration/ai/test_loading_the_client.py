@@ -22,7 +22,7 @@ from aijobs.testing.fakellm import FakeLlm
 from aijobs.wiring import engine as engine_wiring
 from aijobs.wiring.engine import build_engine
 from aijobs.wiring.providers import build_servers
-from tests.integration.engine.stage import NOTES, Onlooker
+from tests.integration.engine.stage import NOTES, RecordingPresence
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import Kit, open_kit
 from tests.support.processes import clean_environment
@@ -92,7 +92,7 @@ def run_cards(sqlite: SqliteDatabases, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def run(**settings: object) -> str:
         with open_kit(scratch_database(sqlite), **settings) as kit:
-            engine = build_engine(kit.services, Onlooker(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
+            engine = build_engine(kit.services, RecordingPresence(), InstanceId.current(), lambda: None)  # type: ignore[arg-type]
             return execute(kit, engine)
 
     yield run

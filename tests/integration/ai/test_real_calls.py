@@ -218,7 +218,7 @@ def test_an_answer_that_is_too_long_under_a_providers_limit_is_never_asked_for_i
     assert "at most 1/4 of the items" in asked[2]
 
 
-def test_the_next_prompt_names_what_was_wrong(live: Live) -> None:
+def test_prompt_of_a_retry_names_the_faults_of_the_last_answer(live: Live) -> None:
     job = live.run(Answer('{"cards": [{"card_type": "poem"}]}'), Answer())
     assert job.lifecycle_status == "succeeded"
     assert "Your last answer could not be used" not in live.llm.calls[0].request.text()

@@ -1,7 +1,7 @@
-"""Marked content on its way through every part, and the search for it in all places where something is written down.
+"""Canaries: jobs with marked content, and a search for the marks in everything that the system writes.
 
 A site has the real wiring: Redis for queue, breaker and slots, a provider over a socket, a web application and a
-console over the same database. Its log runs at DEBUG, the loggers of the clients too, as an operator might set them.
+console over the same database. It logs at DEBUG, including the client libraries, as an operator may set it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.web.console.stage import Console
 
 PLATFORM_KEY = "PLATFORM+CANARY/0123.ab"
 USER_KEY = "USERKEY+CANARY/4567.cd"
-"""Of no shape that a pattern would know, and spelled otherwise in an address."""
+"""No pattern recognises these keys as secrets, and they are encoded differently in URLs."""
 NOTES = "CANARYNOTES"
 USER = "CANARYUSER"
 IDEMPOTENCY = "CANARYIDEMPOTENCY"
@@ -70,7 +70,7 @@ MARKED_NOTES = {
 
 @dataclass(frozen=True)
 class Mark:
-    """A text to look for, and where it may stand: columns, kinds of pages, or the internal message."""
+    """A text to search for, with the columns and kinds of pages that may contain it."""
 
     text: str
     columns: frozenset[str] = frozenset()
@@ -78,10 +78,10 @@ class Mark:
 
     @cached_property
     def spellings(self) -> tuple[str, ...]:
-        """Plain, in an address, and in base64 wherever it begins in what was encoded."""
+        """Return the text as it is, in URL encoding, and in base64 at each of the three possible offsets."""
         raw, encoded = self.text.encode(), []
         for before, skip in ((0, 0), (1, 2), (2, 3)):
-            whole = (before + len(raw)) * 4 // 3  # Characters that what follows has no part in.
+            whole = (before + len(raw)) * 4 // 3  # Characters that don't depend on the following bytes.
             encoded.append(base64.b64encode(b"\0" * before + raw).decode()[skip:whole])
         safe = [text.translate(str.maketrans("+/", "-_")) for text in encoded]
         return tuple(dict.fromkeys([self.text, quote(self.text, safe=""), quote_plus(self.text), *encoded, *safe]))
@@ -114,12 +114,14 @@ MARKS = {
     ),
     **{text: Mark(text) for text in (PLATFORM_KEY, USER_KEY, "PLATFORM+CANARY", "USERKEY+CANARY", SERVICE_TOKEN)},
 }
-"""Where each mark may stand; of keys nowhere, and neither their middle part. A ciphertext holds none in clear."""
+"""The places that may contain each mark. No place may contain a key or a part of one."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was written down at a place: `column`, `log`, `redis`, `user` or `operator` (pages), `message`, `output`."""
+    """A text that was found at a place. Kinds: `column`, `log`, `redis`, `user` and `operator` (pages), `message`,
+    `output`.
+    """
 
     kind: str
     place: str
@@ -129,7 +131,7 @@ class Trace:
 def read_redis(client: redis.Redis) -> list[str]:
     """Return a line for each key with its value."""
     readers: Mapping[Any, Callable[[bytes], Any]] = {
-        b"none": lambda _: "(gone meanwhile)",
+        b"none": lambda _: "(deleted meanwhile)",
         b"string": client.get,
         b"zset": lambda k: client.zrange(k, 0, -1, withscores=True),
         b"list": lambda k: client.lrange(k, 0, -1),
@@ -141,7 +143,7 @@ def read_redis(client: redis.Redis) -> list[str]:
 
 @dataclass
 class Site:
-    """Everything of one installation, and all that it wrote since the last `forget`."""
+    """One installation, and everything that it has written since the last `forget`."""
 
     services: Services
     engine: ExecutionEngine
@@ -153,20 +155,20 @@ class Site:
     job_type: str
     seen_in_redis: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
-    """The internal text of each error of an attempt, also of those after which it was tried again."""
+    """The internal text of each error of an attempt, including retried ones."""
     warned: list[warnings.WarningMessage] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
 
     # --- doing -------------------------------------------------------------------------------------------------
 
     def run(self, step: Step | None = None, *, own_key: bool = False, job_type: str | None = None) -> AiJob:
-        """A job over the marked notes whose calls are all answered by `step`, run to its end."""
+        """Create a job over the marked notes and run it to its end; `step` answers all its calls."""
         if step is not None:
             self.llm.script(step)
         return self.run_to_end(self.new(own_key=own_key, job_type=job_type))
 
     def new(self, *, own_key: bool = False, job_type: str | None = None) -> str:
-        """A job that waits; with `own_key` on a marked key of the user's."""
+        """Create a job; with `own_key`, it uses a marked key of the user."""
         overrides = Overrides()
         if own_key:
             credential = self.services.credentials.create(USER, USER_KEY)
@@ -174,11 +176,11 @@ class Site:
         key = f"{IDEMPOTENCY}-{len(self.jobs)}"
         request = CreateJobInput(USER, job_type or self.job_type, "note", "note-1", MARKED_NOTES, key, overrides)
         self.jobs.append(self.services.jobs.create_job(request).job.id)
-        self.look_at_redis()
+        self.snapshot_redis()
         return self.jobs[-1]
 
     def run_to_end(self, job_id: str) -> AiJob:
-        """Deliver the job's message until it is final, moving the clock to each next attempt."""
+        """Deliver the job's message until it is final, and advance the clock to each next attempt."""
         for _ in range(10):
             job = self.job(job_id)
             if job.lifecycle_status in FINAL:
@@ -192,12 +194,12 @@ class Site:
             return session.get_one(AiJob, job_id)
 
     def ask_as_user(self, path: str) -> Any:
-        leases = {"sub": USER, "exp": utc_now().timestamp() + 600}
-        token = jwt.encode(leases, self.services.settings.jwt_secret, "HS256")
+        claims = {"sub": USER, "exp": utc_now().timestamp() + 600}
+        token = jwt.encode(claims, self.services.settings.jwt_secret, "HS256")
         return self.console.http.get(path, headers={"Authorization": f"Bearer {token}"})
 
     def forget(self) -> None:
-        """Empty every place; operators, and who is signed in, stay."""
+        """Empty every place, except operators and their sessions."""
         with self.services.database.transaction() as session:
             for table in reversed(Base.metadata.sorted_tables):
                 if table.name not in ("operators", "operator_tokens", "operator_sessions"):
@@ -206,18 +208,18 @@ class Site:
         self.llm.forget()
         self.log.seek(0)
         self.log.truncate()
-        for told in (self.seen_in_redis, self.messages, self.jobs):
-            told.clear()
+        for recorded in (self.seen_in_redis, self.messages, self.jobs):
+            recorded.clear()
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- searching ---------------------------------------------------------------------------------------------
 
-    def look_at_redis(self) -> None:
-        """Keep every key with its value, as they are at this moment."""
+    def snapshot_redis(self) -> None:
+        """Record every key with its current value."""
         self.seen_in_redis += read_redis(self.redis)
 
     def traces(self, output: str = "") -> list[Trace]:
-        """All that was written down; `output` is what the process printed."""
-        self.look_at_redis()
+        """Return everything that was written; `output` is the output of the process."""
+        self.snapshot_redis()
         return [
             *self._columns(),
             *self._pages(),
@@ -241,7 +243,7 @@ class Site:
                 yield _page("operator", path, self.console.get(path))
 
     def lists(self) -> list[Trace]:
-        """The pages that speak of all jobs."""
+        """Return the pages with lists of jobs, calls and other rows."""
         paths = ("/admin-api/ai/jobs", "/admin-api/ai/usage", "/admin-api/ai/providers")
         pages = ("/console/jobs", "/console/providers", "/console/outbox", "/console/workers", "/console/audit")
         return [
@@ -250,12 +252,12 @@ class Site:
         ]
 
     def leaks(self, output: str = "", *more: Trace) -> list[str]:
-        """Each mark that stands where it has no business, and where; also in `more` than what every job leaves."""
+        """Return each forbidden occurrence of a mark, in all places of the site and in `more`."""
         return find_leaks([*self.traces(output), *more])
 
 
 def find_leaks(traces: Iterable[Trace], marks: Iterable[Mark] = tuple(MARKS.values())) -> list[str]:
-    """Each mark that stands where it has no business, and where."""
+    """Return each forbidden occurrence of a mark, with its place."""
     found = set()
     for mark in marks:
         for trace in traces:
@@ -274,13 +276,13 @@ def _page(kind: str, path: str, answer: Any) -> Trace:
 
 @contextmanager
 def open_site(database_url: str, redis_url: str, folder: Path, **settings: Any) -> Iterator[Site]:
-    """A site over a migrated database with operators, and an empty broker; it is forgotten by nobody but its user."""
+    """Open a site over a migrated database with operators and an empty broker. The caller calls `forget`."""
     with ExitStack() as ends:
         ends.enter_context(pytest.MonkeyPatch.context()).setenv("OPENAI_LOG", "debug")
         patch = ends.enter_context(pytest.MonkeyPatch.context())
         log = ends.enter_context(_log_at_debug())
         sites: list[Site] = []
-        llm = ends.enter_context(FakeLlm(on_end=lambda call: _look(sites, call)))
+        llm = ends.enter_context(FakeLlm(on_end=lambda call: _snapshot_redis(sites, call)))
         values: dict[str, Any] = {
             "instance_path": folder,
             "database_url": database_url,
@@ -328,10 +330,10 @@ def open_site(database_url: str, redis_url: str, folder: Path, **settings: Any) 
         yield site
 
 
-def _look(sites: list[Site], call: Call) -> None:
-    """At the end of each call, when its slot may still be taken."""
+def _snapshot_redis(sites: list[Site], call: Call) -> None:
+    """Record Redis at the end of each call, when its slot may still be in use."""
     for site in sites:
-        site.look_at_redis()
+        site.snapshot_redis()
 
 
 def _close(engine: ExecutionEngine, servers: Iterable[OpenAiCompatibleProvider]) -> None:
@@ -365,7 +367,7 @@ def _providers_file(folder: Path, url: str) -> Path:
 
 @contextmanager
 def _log_at_debug() -> Iterator[io.StringIO]:
-    """Everything that is logged: the root at DEBUG, and the clients too, as an operator might set them."""
+    """Capture the whole log, at DEBUG, including the client libraries."""
     named = ["", "openai", "openai._base_client", "httpx2", "httpcore2", "huey", "asyncio"]
     loggers = [logging.getLogger(name) for name in named]
     levels, handlers, stream = [each.level for each in loggers], list(loggers[0].handlers), io.StringIO()
@@ -382,7 +384,7 @@ def _log_at_debug() -> Iterator[io.StringIO]:
 
 @contextmanager
 def recorded_warnings(site: Site) -> Iterator[None]:
-    """Warnings as they are in production, told and not raised."""
+    """Record warnings instead of raising them, as in production."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         site.warned = caught

@@ -1,4 +1,4 @@
-"""What a worker has that has servers to ask."""
+"""A fixture that loads the provider client, as a worker does."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from aijobs.ai.providers.openai_compatible import load_client
 
 @pytest.fixture(scope="session", autouse=True)
 def _loaded_client() -> None:
-    """No test's time begins before the client is loaded."""
+    """Load the client before the first test, so that it doesn't count in that test's time."""
     load_client()

@@ -1,4 +1,4 @@
-"""Answers that repeat the request's key and its notes in each place where a server may write something."""
+"""Provider answers that repeat the request's key and notes in each place where a server may write text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.integration.canaries.canaries import NOTES
 Make = Callable[[str], Any]
 
 
-def told(request: Request) -> str:
-    """What is repeated: the key, the notes' marked word, and a piece of what they say."""
+def echo(request: Request) -> str:
+    """Return the repeated text: the key, the mark of the notes, and a part of the notes."""
     return f"{request.key} {NOTES} osmosis is the movement"
 
 
@@ -29,7 +29,7 @@ def _everywhere(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EchoReply(Step):
-    """A status whose headers and body all hold what was sent. `body` makes the body from it."""
+    """A response whose headers and body contain the repeated text. `body` builds the body."""
 
     status: int
     body: Make = _everywhere
@@ -38,7 +38,7 @@ class EchoReply(Step):
 
     def play(self, exchange: Exchange) -> None:
         """Answer the call."""
-        text = told(exchange.request)
+        text = echo(exchange.request)
         headers = dict.fromkeys(("X-Request-Id", "Location", "Retry-After", "WWW-Authenticate", "X-Should-Retry"), text)
         made = self.body(text)
         body: Any = made if isinstance(made, str) else dict(made)
@@ -47,14 +47,14 @@ class EchoReply(Step):
 
 @dataclass(frozen=True)
 class EchoStream(Step):
-    """A stream of these events, made from what was sent, under a request id that holds it too."""
+    """A stream of events that contain the repeated text, as does the request id."""
 
     events: Callable[[str], list[Any]]
     name: str = field(default="echo-stream", kw_only=True)
 
     def play(self, exchange: Exchange) -> None:
         """Answer the call."""
-        text = told(exchange.request)
+        text = echo(exchange.request)
         exchange.head(200, EVENTS, headers={"X-Request-Id": text})
         for each in self.events(text):
             exchange.write(event({"id": "c", "object": "chat.completion.chunk", "created": CREATED, **each}))
@@ -64,7 +64,7 @@ class EchoStream(Step):
 
 @dataclass(frozen=True)
 class EchoAnswer(Step):
-    """A good answer that `change` alters with the request's key and notes."""
+    """A good answer that `change` mixes with the repeated text."""
 
     change: Callable[[Mapping[str, Any], str], Any]
     fields: Callable[[str], Mapping[str, Any]] = lambda text: {}
@@ -72,7 +72,7 @@ class EchoAnswer(Step):
 
     def play(self, exchange: Exchange) -> None:
         """Answer the call."""
-        text = told(exchange.request)
+        text = echo(exchange.request)
         good = json.loads(exchange.write_content(exchange.request))
         changed = self.change(good, text)
         content = changed if isinstance(changed, str) else json.dumps(changed)
@@ -88,7 +88,7 @@ def _same(good: Mapping[str, Any], text: str) -> Mapping[str, Any]:
 
 
 def _card(**changes: Callable[[str], Any]) -> Callable[[Mapping[str, Any], str], Any]:
-    """Each card with these fields made anew."""
+    """Return a change that sets these fields of each card."""
 
     def change(good: Mapping[str, Any], text: str) -> Any:
         return {"cards": [{**card, **{name: make(text) for name, make in changes.items()}} for card in good["cards"]]}

@@ -1,4 +1,4 @@
-"""Marked content goes through a real journey, and is found where it belongs and nowhere else."""
+"""Marked content in a whole journey is found only in its own places."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ COLUMNS = {
     KEY: {"ai_jobs.idempotency_key", "outbox_events.dedupe_key"},
     SECRET: {"ai_jobs.internal_error_message"},
 }
-"""Where each mark may stand. `target_id` is the note's id, the app's own; an internal message may quote an exception
-(here one that a job type raised with both in its text), and only a SUPER_ADMIN sees it."""
+"""The columns that may contain each mark. `target_id` is the note's id, which the app chooses. An internal message may
+quote an exception (here one with both marks in its text); only a SUPER_ADMIN sees it."""
 
 
 @dataclass
 class Journey:
-    """A web application, a broker with a password, an engine in this process, and everything they wrote."""
+    """A web application, a broker with a password, an engine in this process, and everything that they write."""
 
     services: Services
     app: Flask
@@ -111,13 +111,13 @@ class Journey:
         return self.client.open(path, method=method, headers=headers, **options)
 
     def dump_redis(self) -> str:
-        """Every key with its value, as text; kept in `seen_in_redis`."""
+        """Return every key with its value as text, and record it in `seen_in_redis`."""
         lines = read_redis(self.redis)
         self.seen_in_redis += lines
         return "\n".join(lines)
 
     def run_next(self, queue_name: str) -> str:
-        """Pop a queue's next message, as a consumer does, and run it."""
+        """Pop a queue's next message and run it, as a consumer does."""
         popped = self.redis.zpopmin(queue_key(queue_name))
         assert popped, f"nothing waits in {queue_name}"
         envelope = decode(popped[0][0][PREFIX_BYTES:], self.services.settings.message_keys, queue_name)
@@ -137,7 +137,7 @@ class Journey:
 
 @contextlib.contextmanager
 def open_journey(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
-    """A journey that nobody has set out on."""
+    """Open a journey without jobs."""
     server = ValkeyServer(run, [f"requirepass {SECRET}redis"])
     server.start()
     url = server.url_for("default", f"{SECRET}redis")
@@ -165,14 +165,14 @@ def open_journey(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
 
 @pytest.fixture
 def journey(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
-    """At its beginning."""
+    """Open a journey without jobs."""
     with open_journey(sqlite, run) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def travelled(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
-    """At its end, for all tests that only look at what it left."""
+    """Run a whole journey once, for all tests that only search its traces."""
     with open_journey(sqlite, run) as opened:
         opened.jobs = _whole_journey(opened)
         yield opened
@@ -180,7 +180,7 @@ def travelled(sqlite: SqliteDatabases, run: Run) -> Iterator[Journey]:
 
 @contextlib.contextmanager
 def _captured(level: str) -> Iterator[io.StringIO]:
-    """Everything that is logged, by us and by libraries, from every thread."""
+    """Capture the whole log, including libraries, of every thread."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, before = list(root.handlers), root.level
     configure(level, stream=stream)
@@ -212,7 +212,7 @@ def _script(journey: Journey, *calls: dict[str, Any], key: str) -> str:
 
 
 def _whole_journey(journey: Journey) -> dict[str, str]:
-    """A job of each fate: succeeded, failed and retried, cancelled while it waits, cancelled while it runs."""
+    """Run a job to each end: succeeded, failed and retried, cancelled while waiting, cancelled while running."""
     stored = journey.ask("POST", "/api/ai/credentials", json={"key": f"sk-{SECRET}-of-the-user", "label": "Mine"})
     assert stored.status_code == 201
     jobs = {"succeeded": _flashcards(journey)}
@@ -231,13 +231,13 @@ def _whole_journey(journey: Journey) -> dict[str, str]:
     outcome: list[str] = []
     worker = threading.Thread(target=lambda: outcome.append(journey.run_next("ai-interactive")))
     worker.start()
-    # Not its id alone, which the message has as well until it is popped.
+    # The id alone isn't enough, because the message contains it too until it is popped.
     poll(lambda: f'"activeJobIds": ["{jobs["running"]}"]' in journey.dump_redis(), what="the heartbeat names the job")
     assert journey.ask("POST", f"/api/ai/jobs/{jobs['running']}/cancel").json["phase"] in (
         "cancel_requested",
         "cancelled",
     )
-    # Said again: the hint is a courtesy that gives up after a fifth of a second.
+    # Repeat the hint, because the first one may have timed out after 0.2 s.
     journey.services.broker.hint_cancel(jobs["running"])
     poll(lambda: "job:cancel:" in journey.dump_redis(), what="the hint is there")
     worker.join(timeout=20)
@@ -250,7 +250,7 @@ def _whole_journey(journey: Journey) -> dict[str, str]:
 
 
 def _exploding(journey: Journey) -> None:
-    """A job type whose own code quotes its input in an exception."""
+    """Run a job whose script quotes its input in an exception."""
     registry = journey.services.registry
     definition = registry.get("synthetic")
 
@@ -267,14 +267,14 @@ def _exploding(journey: Journey) -> None:
         registry._definitions["synthetic"] = definition
 
 
-def test_logs_at_debug_hold_no_content_user_key_or_secret(travelled: Journey) -> None:
+def test_debug_log_contains_no_content_user_key_or_secret(travelled: Journey) -> None:
     lines = travelled.log.getvalue().splitlines()
     events = {json.loads(line)["event"] for line in lines}
     assert {"job.created", "job.locked", "job.succeeded", "job.failed", "job.cancelled"} <= events
     assert not [line for line in lines if any(mark in line for mark in MARKS)]
 
 
-def test_the_broker_holds_no_content_user_key_or_secret(travelled: Journey) -> None:
+def test_broker_contains_no_content_user_key_or_secret(travelled: Journey) -> None:
     seen = travelled.seen_in_redis
     assert any("huey.redis.aijobs_" in line for line in seen)
     assert any("worker:heartbeat:" in line for line in seen)
@@ -282,7 +282,7 @@ def test_the_broker_holds_no_content_user_key_or_secret(travelled: Journey) -> N
     assert not [line for line in seen if any(mark in line for mark in MARKS)]
 
 
-def test_the_database_holds_each_mark_in_its_own_columns_alone(travelled: Journey) -> None:
+def test_database_contains_each_mark_only_in_its_columns(travelled: Journey) -> None:
     for mark, allowed in COLUMNS.items():
         found = _columns_with(travelled.services.database, mark)
         assert found <= allowed, f"{mark}: {sorted(found - allowed)}"
@@ -298,7 +298,7 @@ def _columns_with(database: Database, mark: str) -> set[str]:
     return found
 
 
-def test_the_outbox_payload_is_four_fields_and_the_message_four_others(journey: Journey) -> None:
+def test_outbox_payload_and_message_have_four_fields_each(journey: Journey) -> None:
     _flashcards(journey)
     with journey.services.database.engine.connect() as connection:
         (payload,) = connection.execute(text("SELECT payload FROM outbox_events")).scalars()
@@ -308,7 +308,7 @@ def test_the_outbox_payload_is_four_fields_and_the_message_four_others(journey: 
     assert set(body["args"][0]) == {"jobId", "jobType", "idempotencyKey", "createdAt"}
 
 
-def test_another_user_sees_nothing_of_a_job(travelled: Journey) -> None:
+def test_job_is_invisible_to_another_user(travelled: Journey) -> None:
     for job_id in travelled.jobs.values():
         for method, path in (
             ("GET", f"/api/ai/jobs/{job_id}"),
@@ -321,16 +321,16 @@ def test_another_user_sees_nothing_of_a_job(travelled: Journey) -> None:
     assert travelled.ask("GET", "/api/ai/jobs", user="somebody else").json == {"jobs": []}
 
 
-def test_a_users_own_job_shows_no_content_key_or_secret(travelled: Journey) -> None:
+def test_job_shows_its_user_no_content_key_or_secret(travelled: Journey) -> None:
     for job_id in travelled.jobs.values():
         answer = travelled.ask("GET", f"/api/ai/jobs/{job_id}")
         assert answer.status_code == 200
         assert not _marked(answer)
     cards = travelled.ask("GET", f"/api/learning/flashcards?jobId={travelled.jobs['succeeded']}")
-    assert CONTENT in cards.get_data(as_text=True), "the cards are what the user asked for"
+    assert CONTENT in cards.get_data(as_text=True), "the cards are the user's own content"
 
 
-def test_an_error_repeats_nothing_of_the_request_but_names_of_fields(journey: Journey) -> None:
+def test_error_repeats_only_field_names_of_the_request(journey: Journey) -> None:
     _flashcards(journey)
     refused = [
         journey.ask("POST", "/api/learning/flashcards", json={**NOTES, "lang": CONTENT}),
@@ -345,7 +345,7 @@ def test_an_error_repeats_nothing_of_the_request_but_names_of_fields(journey: Jo
     assert not [answer.get_data(as_text=True) for answer in refused if _marked(answer)]
 
 
-def test_a_broker_that_is_away_is_logged_without_its_password(journey: Journey) -> None:
+def test_broker_outage_is_logged_without_the_password(journey: Journey) -> None:
     url = f"redis://default:{SECRET}redis@127.0.0.1:1/0"
     broker = RedisBroker.from_settings(replace(journey.services.settings, redis_url=url))
     services = build_services(journey.services.settings, database=journey.services.database, broker=broker)
@@ -360,5 +360,5 @@ def test_a_broker_that_is_away_is_logged_without_its_password(journey: Journey) 
 
 
 def _marked(answer: Any) -> bool:
-    said = answer.get_data(as_text=True) + str(answer.headers)
-    return any(mark in said for mark in MARKS)
+    content = answer.get_data(as_text=True) + str(answer.headers)
+    return any(mark in content for mark in MARKS)

@@ -1,4 +1,4 @@
-"""Marked keys and marked notes go through every fault of a provider, and are found nowhere but where they belong."""
+"""Marked keys and notes are found only in their own places after every fault of a provider."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ LATER = frozenset(
     "status-299 error-as-list message-as-object whole-without-choices odd-choices odd-reason-object number cut-off "
     "lists-for-texts texts-for-lists twice-the-same-name".split()
 )
-"""Echoes that others are much like: among the long tests."""
-TELLING = frozenset(
+"""Echoes that are similar to others; only the long run tests them."""
+FAULTS_WITH_TEXT = frozenset(
     "key-echo 401 402 429-quota 500 502 404 content-exists-risk context-openai no-json-schema html wrong-shape prose "
     "nan content-filter refusal error-event reset-mid-body truncated-valid other-model negative-usage".split()
 )
-"""Faults that have something to say; those that hang, drip or vanish are tried for it among the long tests."""
+"""Faults that contain text of the server. Only the long run tests the others, which hang, are slow or cut off."""
 QUICK = [name for name in ECHOES if name not in LATER]
 KEYS = [mark for text, mark in MARKS.items() if "CANARY" in text and not text.startswith("CANARY")]
 Capture = pytest.CaptureFixture[str]
@@ -76,12 +76,12 @@ def site(shared_site: Site, redis_url: str) -> Iterator[Site]:
         yield shared_site
 
 
-def said(capfd: Capture) -> str:
+def output_of(capfd: Capture) -> str:
     return "".join(capfd.readouterr())
 
 
 def both(site: Site, step: Step) -> None:
-    """A job on the platform's key and one on the user's own, each to its end."""
+    """Run a job on the platform's key and one on the user's own key."""
     site.run(step)
     site.run(own_key=True)
     assert {call.key for call in site.llm.calls} == {PLATFORM_KEY, USER_KEY}
@@ -90,31 +90,33 @@ def both(site: Site, step: Step) -> None:
 # --- faults of providers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n if n in TELLING else pytest.param(n, marks=pytest.mark.long) for n in FAULTS])
-def test_a_fault_leaves_key_and_notes_nowhere(site: Site, name: str, capfd: Capture) -> None:
+@pytest.mark.parametrize(
+    "name", [n if n in FAULTS_WITH_TEXT else pytest.param(n, marks=pytest.mark.long) for n in FAULTS]
+)
+def test_provider_fault_leaks_neither_key_nor_notes(site: Site, name: str, capfd: Capture) -> None:
     both(site, faults.build(name, QUICKER.get(name)))
-    assert site.leaks(said(capfd)) == []
+    assert site.leaks(output_of(capfd)) == []
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in ECHOES])
-def test_a_provider_that_repeats_key_and_notes_makes_us_repeat_neither(site: Site, name: str, capfd: Capture) -> None:
+def test_key_and_notes_in_a_provider_answer_are_not_leaked(site: Site, name: str, capfd: Capture) -> None:
     both(site, ECHOES[name])
-    assert site.leaks(said(capfd)) == []
+    assert site.leaks(output_of(capfd)) == []
 
 
-def test_lists_usage_and_the_providers_page_hold_neither(site: Site, capfd: Capture) -> None:
+def test_lists_contain_neither_key_nor_notes(site: Site, capfd: Capture) -> None:
     for step in (faults.answer(), faults.key_echo(), ECHOES["model-is-the-key"], ECHOES["status-429"]):
         both(site, step)
     assert any("aijobs:breaker:acme" in line for line in site.seen_in_redis)
     assert any("aijobs:calls:acme" in line for line in site.seen_in_redis)
-    assert site.leaks(said(capfd), *site.lists()) == []
+    assert site.leaks(output_of(capfd), *site.lists()) == []
 
 
-# --- faults of our own ---------------------------------------------------------------------------------------------
+# --- internal faults -----------------------------------------------------------------------------------------------
 
 
 class Projecting:
-    """A projector that does what a test says, with the output at hand."""
+    """A projector that calls a function of the test."""
 
     def __init__(self, key: str, project: Callable[[Session, Any, Any], None]) -> None:
         self.key, self._project = key, project
@@ -125,7 +127,7 @@ class Projecting:
 
 
 def projected_by(site: Site, name: str, project: Callable[[Session, Any, Any], None]) -> str:
-    """A job type like flashcards, projected so."""
+    """Register a job type like flashcards with its own projector."""
     site.services.registry.register_projector(Projecting(name, project))
     definition = flashcard_generation.DEFINITION
     once = replace(definition.execution, max_retries=0)
@@ -133,15 +135,15 @@ def projected_by(site: Site, name: str, project: Callable[[Session, Any, Any], N
     return name
 
 
-def test_an_exception_that_quotes_the_output_stands_in_the_internal_message_alone(site: Site, capfd: Capture) -> None:
-    """Its author wrote what it says, for whoever may read internal messages; shapes of secrets are struck out of it."""
+def test_exception_that_quotes_the_output_is_only_in_the_internal_message(site: Site, capfd: Capture) -> None:
+    """The author of a job type decides the text of its exceptions; recognised secrets in it are masked."""
 
     def explode(session: Session, job: Any, output: Mapping[str, Any]) -> None:
         raise ValueError(f"can't project {output}") from RuntimeError(f"{output} and sk-proj-0123456789ABCDEF")
 
     job = site.run(faults.answer(), job_type=projected_by(site, "quoting", explode))
     assert (job.error_code, job.public_error_message is not None) == ("INTERNAL_PROJECTION", True)
-    found = [leak.partition(": …")[0] for leak in site.leaks(said(capfd))]
+    found = [leak.partition(": …")[0] for leak in site.leaks(output_of(capfd))]
     assert set(found) == {
         f"{NOTES} in {place}"
         for place in (
@@ -161,36 +163,36 @@ def test_an_exception_that_quotes_the_output_stands_in_the_internal_message_alon
         assert find_leaks(pages, [Mark(NOTES)]) == []
 
 
-def test_a_statement_that_fails_is_told_without_what_it_was_given(site: Site, capfd: Capture) -> None:
+def test_failed_statement_is_recorded_without_its_parameters(site: Site, capfd: Capture) -> None:
     def break_a_rule(session: Session, job: Any, output: Any) -> None:
         session.execute(insert(Flashcard).values(id="1", job_id=job.id, front=f"{NOTES} {output}", tags=[output]))
 
     job = site.run(faults.answer(), job_type=projected_by(site, "breaking", break_a_rule))
     assert job.error_code == "INTERNAL_PROJECTION"
     assert "IntegrityError" in site.messages[-1]
-    assert site.leaks(said(capfd)) == []
+    assert site.leaks(output_of(capfd)) == []
 
 
-def test_an_error_whose_text_cannot_be_made_is_told_by_its_class(
+def test_unprintable_error_is_recorded_by_its_class(
     site: Site, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Unspeakable(Exception):
+    class Unprintable(Exception):
         def __str__(self) -> str:
             raise ValueError(f"{PLATFORM_KEY} {USER_KEY} {NOTES}")
 
     async def explode(*_: Any) -> None:
-        raise Unspeakable(f"{PLATFORM_KEY} {USER_KEY} {NOTES}")
+        raise Unprintable(f"{PLATFORM_KEY} {USER_KEY} {NOTES}")
 
     monkeypatch.setattr(client.ServerClient, "converse", explode)
     for own_key in (False, True):
         job = site.run(own_key=own_key)
         assert job.error_code == "PROVIDER_STREAM_BROKEN"
-        assert "Unspeakable" in site.messages[-1]
-    assert site.leaks(said(capfd)) == []
+        assert "Unprintable" in site.messages[-1]
+    assert site.leaks(output_of(capfd)) == []
 
 
 @pytest.mark.parametrize("changed", [{"ciphertext": USER_KEY.encode() * 3}, {"key_id": "gone"}])
-def test_a_key_that_does_not_open_is_told_by_its_id(site: Site, changed: dict[str, Any], capfd: Capture) -> None:
+def test_unreadable_key_is_named_by_its_id(site: Site, changed: dict[str, Any], capfd: Capture) -> None:
     job_id = site.new(own_key=True)
     with site.services.database.transaction() as session:
         session.execute(update(UserModelCredential).values(**changed))
@@ -201,8 +203,8 @@ def test_a_key_that_does_not_open_is_told_by_its_id(site: Site, changed: dict[st
     answer = resolve(site, str(job.credential_id))
     assert answer.status_code >= 400
     planted = "user_model_credentials.ciphertext"
-    told = Trace("user", "resolve", answer.get_data(as_text=True))
-    assert [leak for leak in site.leaks(said(capfd), told) if planted not in leak] == []
+    page = Trace("user", "resolve", answer.get_data(as_text=True))
+    assert [leak for leak in site.leaks(output_of(capfd), page) if planted not in leak] == []
 
 
 def resolve(site: Site, credential_id: str, token: str = SERVICE_TOKEN) -> Any:
@@ -210,14 +212,14 @@ def resolve(site: Site, credential_id: str, token: str = SERVICE_TOKEN) -> Any:
     return site.console.http.post(path, headers={"Authorization": f"Bearer {token}"})
 
 
-def test_a_key_that_a_service_asked_for_is_in_its_answer_and_nowhere_else(site: Site, capfd: Capture) -> None:
+def test_key_for_a_service_is_only_in_the_answer_to_it(site: Site, capfd: Capture) -> None:
     job = site.run(faults.answer(), own_key=True)
     answer = resolve(site, str(job.credential_id))
     assert (answer.status_code, answer.json["apiKey"]) == (200, USER_KEY)
     refused = resolve(site, str(job.credential_id), f"{SERVICE_TOKEN}x")
     assert refused.status_code == 401
-    told = Trace("user", "a refusal", refused.get_data(as_text=True) + str(refused.headers))
-    assert site.leaks(said(capfd), told, *site.lists()) == []
+    page = Trace("user", "a refusal", refused.get_data(as_text=True) + str(refused.headers))
+    assert site.leaks(output_of(capfd), page, *site.lists()) == []
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def test_a_key_that_a_service_asked_for_is_in_its_answer_and_nowhere_else(site: 
 
 @pytest.fixture
 def aijobs(site: Site, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trace]:
-    """`aijobs("job", ID)`: what a command says, as an operator's page."""
+    """Return a function that runs a command, `aijobs("job", ID)`, and returns its output as an operator's page."""
     settings = site.services.settings
     for name, value in {
         "INSTANCE_PATH": settings.instance_path,
@@ -240,31 +242,31 @@ def aijobs(site: Site, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> Calla
     monkeypatch.setattr(root, "level", root.level)
 
     def run(*arguments: str) -> Trace:
-        said(capfd)
+        output_of(capfd)
         cli.run(list(arguments))
-        return Trace("operator", f"aijobs {' '.join(arguments)}", said(capfd))
+        return Trace("operator", f"aijobs {' '.join(arguments)}", output_of(capfd))
 
     return run
 
 
 @pytest.mark.parametrize("name", ["key-echo", "status-500", "unknown-names", "model-is-the-key"])
-def test_a_jobs_internal_message_on_a_terminal_holds_neither(
+def test_internal_message_on_the_command_line_contains_neither_key_nor_notes(
     site: Site, aijobs: Callable[..., Trace], name: str
 ) -> None:
     both(site, ECHOES.get(name) or faults.build(name))
     for job_id in site.jobs:
-        told = [aijobs("job", job_id, "--internal"), aijobs("job", job_id, "--internal", "--json")]
-        assert job_id in told[0].text
-        assert find_leaks(told) == []
+        outputs = [aijobs("job", job_id, "--internal"), aijobs("job", job_id, "--internal", "--json")]
+        assert job_id in outputs[0].text
+        assert find_leaks(outputs) == []
 
 
-def test_a_trial_of_a_provider_that_repeats_the_key_does_not(site: Site, aijobs: Callable[..., Trace]) -> None:
+def test_provider_check_does_not_repeat_the_key(site: Site, aijobs: Callable[..., Trace]) -> None:
     for name in QUICK:
         site.llm.script(ECHOES[name])
-        told = aijobs("providers", "check", "--json")
-        trials, _ = json.JSONDecoder().raw_decode(told.text)
+        output = aijobs("providers", "check", "--json")
+        trials, _ = json.JSONDecoder().raw_decode(output.text)
         assert [trial["provider"] for trial in trials["trials"]] == ["acme"]
-        assert find_leaks([told]) == [], name
+        assert find_leaks([output]) == [], name
     site.llm.script(ECHOES["status-401"])
     assert find_leaks([aijobs("providers", "check")]) == []
 
@@ -272,7 +274,7 @@ def test_a_trial_of_a_provider_that_repeats_the_key_does_not(site: Site, aijobs:
 # --- the search itself ---------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_quotes_a_server_would_be_found(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_an_internal_message_that_quotes_a_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "is_word", lambda text: True)
     both(site, ECHOES["status-400"])
     found = {leak.partition(": …")[0] for leak in site.leaks()}
@@ -281,7 +283,7 @@ def test_a_message_that_quotes_a_server_would_be_found(site: Site, monkeypatch: 
             assert f"{mark} in {place}" in found
 
 
-def test_a_line_a_warning_a_value_in_redis_and_a_column_would_be_found(site: Site) -> None:
+def test_search_finds_marks_in_log_warnings_redis_and_columns(site: Site) -> None:
     job = site.run(faults.answer())
     assert site.leaks() == []
     logging.getLogger("httpx2").warning("a line with %s", USER_KEY)
@@ -295,14 +297,14 @@ def test_a_line_a_warning_a_value_in_redis_and_a_column_would_be_found(site: Sit
 
 
 @pytest.mark.parametrize("before", ["", "x", "xy", "xyz"])
-def test_a_mark_is_found_in_base64_and_in_addresses_whatever_stands_around_it(before: str) -> None:
+def test_search_finds_a_mark_in_base64_and_in_urls(before: str) -> None:
     raw = f"{before}{PLATFORM_KEY}and more".encode()
     for spelled in (base64.b64encode(raw), base64.urlsafe_b64encode(raw), quote(raw.decode(), safe="").encode()):
         assert find_leaks([Trace("log", "log", spelled.decode())], KEYS)
-    assert not find_leaks([Trace("log", "log", base64.b64encode(b"nothing of the kind, by far").decode())], KEYS)
+    assert not find_leaks([Trace("log", "log", base64.b64encode(b"no mark in this long text").decode())], KEYS)
 
 
-def test_every_fault_is_tried_and_a_good_answer_leaves_cards(site: Site) -> None:
+def test_every_fault_is_tested_and_a_good_answer_creates_cards(site: Site) -> None:
     assert set(FAULTS) == set(faults.FAULTS) - NOT_AN_END
     assert set(ECHOES) > LATER
     assert site.run(Answer()).artifact_count >= 1

@@ -19,9 +19,17 @@ from aijobs.jobs.models import AiJob
 from tests.support.databases import SERVERS, Databases
 from tests.support.jobs import Kit, open_kit, prepare_database
 
-pytestmark = pytest.mark.long  # They wait for real time-outs.
+LOCK_WAIT = {"postgresql": "SHOW lock_timeout", "mariadb": "SELECT @@innodb_lock_wait_timeout"}
 
 
+@SERVERS
+def test_wait_for_a_locked_row_is_limited(kit: Kit, database_server: Databases) -> None:
+    with kit.database.read() as session:
+        limit = session.execute(text(LOCK_WAIT[database_server.kind])).scalar_one()
+    assert int(str(limit).removesuffix("s")) == db_engine.LOCK_WAIT_S
+
+
+@pytest.mark.long
 @SERVERS
 def test_a_row_that_another_holds_for_long_ends_the_wait_and_then_the_unit(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +103,7 @@ def test_a_mariadb_that_stands_still_is_given_up(mariadb: Any, monkeypatch: pyte
     mariadb.drop_database(url)
 
 
+@pytest.mark.long
 @SERVERS
 def test_a_change_of_the_schema_may_wait_longer_than_a_unit_of_work(
     create_database: Callable[..., str], database_server: Databases, monkeypatch: pytest.MonkeyPatch

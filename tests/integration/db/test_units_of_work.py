@@ -266,7 +266,9 @@ def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
     assert len(runs) == 2
     assert kit.job(job_id).priority == 52
     _kill(database_server, runs[-1])
-    assert kit.lock(job_id).attempt_no == 1, "a connection that died in the pool is nobody's trouble"
+    assert kit.lifecycle.lock_job(job_id, "worker-1").job.attempt_no == 1, (
+        "a connection that died in the pool is nobody's trouble"
+    )
 
 
 @SERVERS

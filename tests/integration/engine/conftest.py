@@ -1,4 +1,4 @@
-"""An engine over the services, and what it logs."""
+"""Fixtures: an engine over the services, and its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.jobs import Kit
 
 @pytest.fixture
 def log_lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """`log_lines()`: what was logged since the test began, at DEBUG, as the JSON lines that a worker writes."""
+    """Return a function that returns the log lines since the start of the test, at DEBUG, as a worker writes them."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("DEBUG", stream=stream)
@@ -28,13 +28,13 @@ def log_lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
 
 @pytest.fixture
 def stage(kit: Kit) -> Iterator[Stage]:
-    """An engine over each database in turn; the clock stands still until it is moved, deadlines are real."""
+    """Open an engine over each database, with a frozen clock; deadlines are real."""
     with open_stage(kit) as opened:
         yield opened
 
 
 @pytest.fixture
 def sqlite_stage(sqlite_kit: Kit) -> Iterator[Stage]:
-    """As `stage`, for what has nothing to do with the kind of database."""
+    """Open an engine over SQLite, for behaviour that doesn't depend on the kind of database."""
     with open_stage(sqlite_kit) as opened:
         yield opened

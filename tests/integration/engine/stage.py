@@ -1,7 +1,7 @@
-"""An engine to play on: over a kit's services, with scripts and a provider that a test writes.
+"""An engine over a kit's services, with the scripts and the provider of a test.
 
-`stage.scripted(script)` and `stage.asking(*answers)` register throwaway job types; `stage.run(job_id)` delivers the
-job's message; `stage.run_to_end(job_id)` goes on, moving the frozen clock to each next attempt.
+`stage.scripted(script)` and `stage.asking(*answers)` register temporary job types. `stage.run(job_id)` delivers the
+job's message; `stage.run_to_end(job_id)` repeats that and advances the frozen clock to each next attempt.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ Answer = str | Exception | Mapping[str, Any] | Callable[[GenerateRequest, Cancel
 
 @dataclass
 class ScriptedProvider:
-    """An `AiProvider` that gives the answers in turn, the last again and again.
+    """An `AiProvider` that gives the answers in order; the last one is used again.
 
-    An answer is a text, JSON to be written as one, an exception to raise, or a function (request, token) to a text.
+    An answer is a text, a mapping (sent as JSON), an exception to raise, or a function (request, token) that returns
+    a text.
     """
 
     answers: list[Answer]
     name: str = "local"
     requests: list[GenerateRequest] = field(default_factory=list)
     counts: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the answer beside its text."""
+    """Fields of the answer besides its text."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         self.requests.append(request)
@@ -85,8 +86,8 @@ class ScriptedProvider:
         return GenerateAnswer(text=text, provider=self.name, **{**values, **self.counts})
 
 
-class Onlooker:
-    """A presence that remembers."""
+class RecordingPresence:
+    """A presence that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -100,21 +101,21 @@ class Onlooker:
 
 @dataclass
 class Stage:
-    """One worker process's engine and what a test does with it."""
+    """The engine of one worker process, with shortcuts for tests."""
 
     kit: Kit
     provider: ScriptedProvider
     engine: ExecutionEngine
     active: ActiveRuns
-    presence: Onlooker
+    presence: RecordingPresence
     watcher: Watcher
     abandoned: threading.Event
     names: Iterator[int]
 
-    # --- throwaway job types -----------------------------------------------------------------------------------
+    # --- temporary job types -----------------------------------------------------------------------------------
 
     def define(self, definition: JobDefinition, **execution: Any) -> str:
-        """Register `definition` under a name of its own; its job type. `delay` and `execution` change its limits."""
+        """Register `definition` under a new job type and return that. `execution` changes limits; `delay` is in ms."""
         job_type = f"{definition.job_type}_{next(self.names)}"
         if "delay" in execution:
             execution["retry_backoff"] = RetryBackoff(execution.pop("delay"))
@@ -123,7 +124,7 @@ class Stage:
         return job_type
 
     def scripted(self, script: Script, *, projector: ResultProjector | None = None, **execution: Any) -> str:
-        """A job type that runs `script`; with `projector` its output is projected by that."""
+        """Register a job type that runs `script`, optionally with its own projector."""
         key = synthetic.DEFINITION.projector
         if projector is not None:
             self.kit.services.registry.register_projector(projector)
@@ -131,7 +132,7 @@ class Stage:
         return self.define(replace(synthetic.DEFINITION, script=script, projector=key), **execution)
 
     def asking(self, *answers: Answer, projector: ResultProjector | None = None, **execution: Any) -> str:
-        """A job type like flashcards, whose provider gives these answers in turn."""
+        """Register a job type like flashcards, whose provider gives these answers in order."""
         self.provider.answers[:] = answers
         key = flashcard_generation.DEFINITION.projector
         if projector is not None:
@@ -140,14 +141,14 @@ class Stage:
         return self.define(replace(flashcard_generation.DEFINITION, projector=key), **execution)
 
     def new_cards(self, job_type: str) -> str:
-        """A job of a type made by `asking`, over `NOTES`; its id."""
+        """Create a job over `NOTES`, of a type that `asking` registered, and return its id."""
         request = CreateJobInput("u1", job_type, "note", "note-1", NOTES)
         return self.kit.jobs.create_job(request).job.id
 
     # --- running -----------------------------------------------------------------------------------------------
 
     def message(self, job_id: str) -> JobMessage:
-        """What a worker is told of the job."""
+        """Return the job's message."""
         job = self.kit.job(job_id)
         with self.kit.database.read() as session:
             event = self.kit.services.outbox_events.enqueue_event(session, job)
@@ -155,11 +156,11 @@ class Stage:
         return JobMessage(job.id, job.job_type, "0" * 64, "2026-03-01T08:00:00.000000Z", event_id)
 
     def run(self, job_id: str) -> str:
-        """Deliver the job's message once; the engine's word."""
+        """Deliver the job's message once and return the outcome."""
         return self.engine.execute(self.message(job_id))
 
     def run_to_end(self, job_id: str) -> AiJob:
-        """Deliver the job's message until the job is final, moving the clock to each next attempt."""
+        """Deliver the job's message until the job is final, and advance the clock to each next attempt."""
         for _ in range(30):
             self.run(job_id)
             job = self.kit.job(job_id)
@@ -175,13 +176,13 @@ class Stage:
         return Delivery(self, job_id)
 
     def usage(self, job_id: str) -> list[dict[str, Any]]:
-        """The job's usage rows in order of call."""
+        """Return the job's usage rows in the order of calls."""
         rows = self.kit.rows("ai_usage_logs", job_id=job_id)
         return sorted(rows, key=lambda row: (row["attempt_no"], row["call_no"]))
 
 
 class Delivery:
-    """A message that a worker's thread is busy with."""
+    """A message that a worker's thread is processing."""
 
     def __init__(self, stage: Stage, job_id: str) -> None:
         self.outcome: str | None = None
@@ -195,11 +196,11 @@ class Delivery:
 
     @property
     def is_over(self) -> bool:
-        """Whether the worker's slot is free again."""
+        """Return whether the worker's slot is free again."""
         return not self._thread.is_alive()
 
     def wait(self, timeout: float = 10) -> str:
-        """Wait until the slot is free; the engine's word."""
+        """Wait until the slot is free and return the outcome."""
         self._thread.join(timeout)
         assert self.outcome is not None, "the slot is not free"
         return self.outcome
@@ -214,11 +215,11 @@ def open_stage(
     moderator: Moderator | None = None,
     **watching: Any,
 ) -> Iterator[Stage]:
-    """A stage over the kit's services; `watching` are the watcher's seconds. The watcher runs.
+    """Open a stage over the kit's services with a running watcher; `watching` are the watcher's times in seconds.
 
-    `gateway` and `router` in place of the way to the scripted provider.
+    `gateway` and `router` replace those of the scripted provider.
     """
-    provider, presence, abandoned = ScriptedProvider([CARDS]), Onlooker(), threading.Event()
+    provider, presence, abandoned = ScriptedProvider([CARDS]), RecordingPresence(), threading.Event()
     services, usage = kit.services, UsageLog(kit.clock)
     seconds = {"heartbeat_s": 0.2, "watch_s": 0.1, "stuck_s": 30.0, **watching}
     database, clock, lifecycle = services.database, services.clock, services.lifecycle
@@ -267,7 +268,7 @@ def open_stage(
 
 
 class Held:
-    """A script that goes on until it is told to: what `token` says is not looked at."""
+    """A script that runs until `go` is set and ignores its token."""
 
     def __init__(self, output: Mapping[str, Any] | None = None) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -275,15 +276,15 @@ class Held:
 
     def __call__(self, job_input: Mapping[str, Any], attempt_no: int, context: Any) -> dict[str, Any]:
         self.begun.set()
-        assert self.go.wait(30), "nobody let the script go"
+        assert self.go.wait(30), "`go` was not set"
         return dict(self._output)
 
 
 @contextmanager
 def failing_statement(kit: Kit, number: int, error: Callable[[], Exception]) -> Iterator[list[str]]:
-    """Raise `error()` instead of the `number`-th statement (from 1) that the kit's engine runs meanwhile.
+    """Raise `error()` instead of the `number`-th statement (from 1) of the kit's engine in this block.
 
-    Yields the statements that came through or were refused.
+    Yields the list of all statements, including the failed one.
     """
     seen: list[str] = []
 
@@ -300,7 +301,7 @@ def failing_statement(kit: Kit, number: int, error: Callable[[], Exception]) -> 
 
 
 def saved_job(stage: Stage, projector: Any = None) -> str:
-    """A job whose output is saved, and whose next attempt begins at PROJECT."""
+    """Create a job whose output is saved, so that its next attempt begins with PROJECT."""
     job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
     lease = stage.kit.lock(job_id)
     output = {
@@ -315,7 +316,7 @@ def saved_job(stage: Stage, projector: Any = None) -> str:
 
 
 def card_row(job_id: str, ordinal: int, text: str = "a card") -> Flashcard:
-    """A row of a business table, made by nobody."""
+    """Build a business row of a job, without a projector."""
     return Flashcard(
         user_id="u1",
         job_id=job_id,
@@ -334,7 +335,7 @@ def card_row(job_id: str, ordinal: int, text: str = "a card") -> Flashcard:
 
 
 class Writing:
-    """A projector that writes cards as a test says, and names them as artifacts."""
+    """A projector that calls a function of the test and returns its artifacts."""
 
     key = "writing"
 

@@ -1,4 +1,4 @@
-"""From one attempt to the next: what is tried again, when, how often, and what a message finds that comes late."""
+"""Attempts and retries: which errors are retried, when and how often, and late or repeated messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from aijobs.errors import JobError
 from aijobs.logs import JOB_KEYS
 from aijobs.outbox.models import OutboxEvent, OutboxState
 from tests.integration.engine.stage import CARDS, NOTES, Stage
+from tests.support.databases import ANY_DATABASE
 from tests.support.jobs import BACKGROUND_TYPE, race
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 def raising(*codes: str | Exception) -> Any:
-    """A script whose attempts raise these in turn; after the last it answers."""
+    """Return a script whose attempts raise these errors in order, and then succeed."""
 
     def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
         if attempt_no <= len(codes):
@@ -34,7 +32,7 @@ def raising(*codes: str | Exception) -> Any:
     return script
 
 
-def test_a_job_runs_and_leaves_its_artifacts(stage: Stage) -> None:
+def test_job_succeeds_and_records_its_artifacts(stage: Stage) -> None:
     job = stage.kit.new_job({"output": {"said": "hello"}, "artifacts": 3})
     assert stage.run(job.id) == "succeeded"
     row = stage.kit.row(job.id)
@@ -47,7 +45,7 @@ def test_a_job_runs_and_leaves_its_artifacts(stage: Stage) -> None:
     assert stage.presence.seen == [("started", job.id), ("finished", job.id)]
 
 
-def test_success_of_a_script_keeps_its_validated_output_and_the_hash(
+def test_scripted_job_saves_its_output_and_hash_with_the_success(
     stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     output = {"output": {"said": "hello"}, "artifacts": 1}
@@ -61,13 +59,13 @@ def test_success_of_a_script_keeps_its_validated_output_and_the_hash(
     assert sum("output_hash=" in statement.replace(" = ", "=") for statement in seen) == 1, "written with the success"
 
 
-def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(stage: Stage) -> None:
-    """Each is a round trip, and a worker's time: the greater part of a job where the work itself is waiting."""
+def test_plain_job_runs_only_the_statements_it_needs(stage: Stage) -> None:
+    """Each statement is a round trip, which costs a worker more time than the code around it."""
     job_id = stage.kit.new_job({"output": {"said": "hello"}, "artifacts": 1}).id
     with stage.kit.database.transaction() as session:
         session.execute(update(OutboxEvent).values(status=OutboxState.PUBLISHED))
     message = stage.message(job_id)
-    stage.engine.close()  # The watcher asks too.
+    stage.engine.close()  # The watcher runs statements too.
     with stage.kit.statements() as seen:
         assert stage.engine.execute(message) == "succeeded"
     first = re.compile(r"(UPDATE|INSERT INTO|SELECT .*?\bFROM) (\w+)", re.DOTALL)
@@ -82,8 +80,8 @@ def test_a_job_that_nothing_happens_to_costs_no_statement_more_than_it_needs(sta
         assert told == [("UPDATE", "ai_jobs"), *lock, *end, *rows]
 
 
-def test_an_input_that_cannot_be_read_fails_its_job_and_is_not_tried_for_ever(stage: Stage) -> None:
-    """Read in the attempt: within the lock it would undo that, and the re-drive would send the job again and again."""
+def test_unreadable_input_fails_the_job_after_one_retry(stage: Stage) -> None:
+    """The attempt reads the input, not the lock: an error there would undo it, and the re-drive would repeat it."""
     job_id = stage.kit.new_job().id
     more_digits_than_an_int_may_have = "9" * 5000
     with stage.kit.database.transaction() as session:
@@ -93,7 +91,7 @@ def test_an_input_that_cannot_be_read_fails_its_job_and_is_not_tried_for_ever(st
     assert stage.kit.types(job_id) == ["created", "locked", "retry_scheduled", "locked", "failed"]
 
 
-def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stage) -> None:
+def test_wait_doubles_with_each_retry_until_retries_are_used_up(stage: Stage) -> None:
     job_type = stage.scripted(raising(*["PROVIDER_UNAVAILABLE"] * 9), max_retries=3, delay=1000)
     job_id = stage.kit.new_job(job_type=job_type).id
     waits = []
@@ -123,10 +121,10 @@ def test_a_passing_trouble_uses_up_the_retries_and_each_wait_doubles(stage: Stag
         (["INTERNAL_OF_A_PLUG_IN", "PROVIDER_UNAVAILABLE", "INTERNAL_DATABASE"], 3),
         (["INTERNAL_ERROR", "PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "PROVIDER_CONNECTION_LOST"], 4),
     ],
-    ids=["two of ours", "with another between", "others each for itself"],
+    ids=["two internal", "with another between", "each other code once"],
 )
 @ANY_DATABASE
-def test_internal_codes_share_one_retry_a_job_and_others_have_one_each(
+def test_internal_codes_share_one_retry_and_other_once_codes_have_one_each(
     stage: Stage, codes: list[str], attempts: int
 ) -> None:
     job = stage.run_to_end(stage.kit.new_job(job_type=stage.scripted(raising(*codes), max_retries=9)).id)
@@ -134,7 +132,7 @@ def test_internal_codes_share_one_retry_a_job_and_others_have_one_each(
 
 
 @ANY_DATABASE
-def test_once_never_passes_max_retries(stage: Stage) -> None:
+def test_code_with_one_retry_has_none_if_max_retries_is_zero(stage: Stage) -> None:
     job_type = stage.scripted(raising("INTERNAL_ERROR"), max_retries=0)
     job = stage.run_to_end(stage.kit.new_job(job_type=job_type).id)
     assert (job.lifecycle_status, job.attempt_no) == ("failed", 1)
@@ -143,7 +141,7 @@ def test_once_never_passes_max_retries(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "code", ["CONTENT_SAFETY_BLOCKED", "CREDENTIAL_INVALID", "INTERNAL_CONFIG", "VALIDATION_NOTHING_TO_EXTRACT"]
 )
-def test_what_no_repeat_can_mend_fails_at_once_and_says_so_to_the_user(sqlite_stage: Stage, code: str) -> None:
+def test_permanent_error_fails_at_once_with_a_public_message(sqlite_stage: Stage, code: str) -> None:
     job_type = sqlite_stage.scripted(raising(code), max_retries=5)
     job = sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", code, 1)
@@ -152,7 +150,7 @@ def test_what_no_repeat_can_mend_fails_at_once_and_says_so_to_the_user(sqlite_st
 
 
 @ANY_DATABASE
-def test_the_wait_that_a_provider_asks_for_is_kept(stage: Stage) -> None:
+def test_retry_waits_as_long_as_the_provider_asks(stage: Stage) -> None:
     wish = JobError("PROVIDER_RATE_LIMITED", retry_after=timedelta(seconds=90))
     job_type = stage.scripted(raising(wish), delay=1000)
     job_id = stage.kit.new_job(job_type=job_type).id
@@ -165,7 +163,7 @@ def test_the_wait_that_a_provider_asks_for_is_kept(stage: Stage) -> None:
     assert stage.run(job_id) == "succeeded"
 
 
-def test_errors_and_lost_workers_are_counted_apart_and_never_multiply(stage: Stage) -> None:
+def test_retries_and_losses_are_counted_separately(stage: Stage) -> None:
     job_type = stage.scripted(raising("PROVIDER_UNAVAILABLE", "PROVIDER_UNAVAILABLE"), max_retries=2)
     job_id = stage.kit.new_job(job_type=job_type).id
     lease = stage.kit.lock(job_id)
@@ -183,9 +181,7 @@ def test_errors_and_lost_workers_are_counted_apart_and_never_multiply(stage: Sta
     [ValueError("plain"), KeyError("odd"), SystemExit(3), KeyboardInterrupt(), RecursionError(), MemoryError()],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_a_script_raises_the_job_ends_and_nothing_reaches_the_worker(
-    sqlite_stage: Stage, error: BaseException
-) -> None:
+def test_any_exception_of_a_script_ends_the_job_and_not_the_worker(sqlite_stage: Stage, error: BaseException) -> None:
     def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
         raise error
 
@@ -195,28 +191,28 @@ def test_whatever_a_script_raises_the_job_ends_and_nothing_reaches_the_worker(
 
 
 @pytest.mark.parametrize("code", ["CANCELLED", "LOCK_LOST", "RELEASED"])
-def test_a_code_that_only_the_engine_may_use_strands_no_job(sqlite_stage: Stage, code: str) -> None:
-    """A script or a provider may raise it while nobody cancelled, took over or released anything."""
+def test_engine_code_raised_by_a_script_fails_the_job(sqlite_stage: Stage, code: str) -> None:
+    """A script or a provider may raise such a code although nothing was cancelled, taken over or released."""
     job_id = sqlite_stage.kit.new_job({"raise": code}).id
     sqlite_stage.run(job_id)
     job = sqlite_stage.kit.job(job_id)
-    assert job.locked_by is None, "the attempt is over, so nobody holds the job"
+    assert job.locked_by is None, "the attempt has ended, so no worker holds the job"
     job = sqlite_stage.run_to_end(job_id) if job.lifecycle_status == "running" else job
     assert (job.lifecycle_status, job.error_code) == ("failed", code)
 
 
 @pytest.mark.parametrize("answer", [None, [], "text", {"output": {}, "artifacts": "many"}, {1: 2}, {}], ids=repr)
-def test_a_script_that_answers_nonsense_fails_its_job(sqlite_stage: Stage, answer: Any) -> None:
+def test_invalid_script_output_fails_the_job(sqlite_stage: Stage, answer: Any) -> None:
     job_type = sqlite_stage.scripted(lambda *_: answer)
     job = sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
     assert job.lifecycle_status == "failed"
     assert job.error_code in ("INTERNAL_ERROR", "VALIDATION_OUTPUT_SCHEMA")
 
 
-# --- messages that come more than once, or too late ----------------------------------------------------------------
+# --- repeated and late messages ------------------------------------------------------------------------------------
 
 
-def test_five_messages_for_one_job_are_one_run(stage: Stage) -> None:
+def test_five_messages_for_one_job_cause_one_run(stage: Stage) -> None:
     runs: list[int] = []
     guard = threading.Lock()
 
@@ -233,7 +229,7 @@ def test_five_messages_for_one_job_are_one_run(stage: Stage) -> None:
     assert stage.kit.types(job_id) == ["created", "locked", "succeeded"]
 
 
-def test_users_who_share_a_key_and_a_retry_are_three_jobs_whose_messages_are_never_taken_for_each_others(
+def test_messages_of_two_users_with_one_key_and_of_a_retry_run_three_separate_jobs(
     stage: Stage,
 ) -> None:
     kit = stage.kit
@@ -243,7 +239,7 @@ def test_users_who_share_a_key_and_a_retry_are_three_jobs_whose_messages_are_nev
     )
     assert stage.run(parent) == "failed"
     child = kit.jobs.retry(parent, "operator:ann").job.id
-    assert kit.broker.pending_count("ai-background") == 3, "the parent's own is there still, beside its child's"
+    assert kit.broker.pending_count("ai-background") == 3, "the parent's message is still there"
     messages = [kit.broker.take("ai-background") for _ in range(3)]
     assert {message.job_id for message in messages} == {parent, other, child}
     assert len({message.idempotency_key for message in messages}) == 3
@@ -264,7 +260,7 @@ def test_users_who_share_a_key_and_a_retry_are_three_jobs_whose_messages_are_nev
 
 @pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled", "cancelled_waiting"])
 @ANY_DATABASE
-def test_a_late_message_changes_nothing(stage: Stage, state: str) -> None:
+def test_late_message_changes_nothing(stage: Stage, state: str) -> None:
     job_id, _ = stage.kit.job_in(state)
     before = stage.kit.everything()
     assert stage.run(job_id) == "not_taken"
@@ -272,7 +268,7 @@ def test_a_late_message_changes_nothing(stage: Stage, state: str) -> None:
 
 
 @ANY_DATABASE
-def test_a_message_of_no_job_changes_nothing(stage: Stage) -> None:
+def test_message_of_an_unknown_job_changes_nothing(stage: Stage) -> None:
     job = stage.kit.new_job()
     message = stage.message(job.id)
     before = stage.kit.everything()
@@ -281,7 +277,7 @@ def test_a_message_of_no_job_changes_nothing(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_a_message_of_a_paused_queue_is_dropped(stage: Stage) -> None:
+def test_message_of_a_paused_queue_is_dropped(stage: Stage) -> None:
     job = stage.kit.new_job()
     stage.kit.pause()
     assert stage.run(job.id) == "not_taken"
@@ -290,7 +286,7 @@ def test_a_message_of_a_paused_queue_is_dropped(stage: Stage) -> None:
     assert stage.run(background.id) == "succeeded"
 
 
-# --- a type that this worker doesn't know --------------------------------------------------------------------------
+# --- unknown job types ---------------------------------------------------------------------------------------------
 
 
 def _forget(stage: Stage, job_type: str) -> None:
@@ -305,7 +301,7 @@ def _redriven(stage: Stage, job_id: str, redrives: int) -> None:
 
 
 @ANY_DATABASE
-def test_a_worker_that_does_not_know_the_type_takes_no_lock(stage: Stage, log_lines: Any) -> None:
+def test_worker_does_not_lock_a_job_of_an_unknown_type(stage: Stage, log_lines: Any) -> None:
     job_id = stage.kit.new_job(job_type=BACKGROUND_TYPE).id
     _forget(stage, BACKGROUND_TYPE)
     before = stage.kit.everything()
@@ -320,7 +316,9 @@ def test_a_worker_that_does_not_know_the_type_takes_no_lock(stage: Stage, log_li
 
 @pytest.mark.parametrize(("seconds", "redrives"), [(3599, 9), (7200, 2)])
 @ANY_DATABASE
-def test_a_job_of_an_unknown_type_is_left_to_better_workers_at_first(stage: Stage, seconds: int, redrives: int) -> None:
+def test_job_of_an_unknown_type_stays_queued_for_an_hour_and_three_redrives(
+    stage: Stage, seconds: int, redrives: int
+) -> None:
     job_id = stage.kit.new_job(job_type=BACKGROUND_TYPE).id
     _forget(stage, BACKGROUND_TYPE)
     _redriven(stage, job_id, redrives)
@@ -329,7 +327,7 @@ def test_a_job_of_an_unknown_type_is_left_to_better_workers_at_first(stage: Stag
     assert stage.kit.job(job_id).lifecycle_status == "queued"
 
 
-def test_a_job_whose_type_nobody_knew_for_an_hour_and_three_redrives_is_given_up(stage: Stage) -> None:
+def test_job_of_an_unknown_type_fails_after_an_hour_and_three_redrives(stage: Stage) -> None:
     job_id = stage.kit.new_job(job_type=BACKGROUND_TYPE).id
     _forget(stage, BACKGROUND_TYPE)
     _redriven(stage, job_id, 3)
@@ -338,14 +336,14 @@ def test_a_job_whose_type_nobody_knew_for_an_hour_and_three_redrives_is_given_up
     job = stage.kit.job(job_id)
     assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_UNKNOWN_JOB_TYPE")
     assert stage.kit.types(job_id) == ["created", "locked", "failed"]
-    told = [(row.actor, row.instance) for row in stage.kit.history(job_id)[1:]]
-    assert told == [("worker", "host~boot~1~1~1~stage")] * 2, "whoever gave it up signs both"
+    writers = [(row.actor, row.instance) for row in stage.kit.history(job_id)[1:]]
+    assert writers == [("worker", "host~boot~1~1~1~stage")] * 2, "the worker that failed the job wrote both rows"
     assert len(stage.kit.events(job_id, "ai.job.failed")) == 1
 
 
 @pytest.mark.parametrize("code", ["PROVIDER_" + "X" * 60, "not a code", "", "É" * 64, "A\x00B"])
-def test_an_error_code_that_no_column_holds_costs_no_job_its_failure(stage: Stage, code: str) -> None:
-    """Else the reaper would give the job another worker, and the provider would be paid again."""
+def test_invalid_error_code_is_recorded_as_internal_error(stage: Stage, code: str) -> None:
+    """Otherwise the end couldn't be written, and the next attempt would pay the provider again."""
     job_id = stage.new_cards(stage.asking(JobError(code, "of a plug-in's own making"), max_retries=0))
     assert stage.run(job_id) == "failed"
     job = stage.kit.job(job_id)
@@ -354,7 +352,7 @@ def test_an_error_code_that_no_column_holds_costs_no_job_its_failure(stage: Stag
     assert [row["error_code"] for row in stage.usage(job_id)] == ["INTERNAL_ERROR"]
 
 
-def test_faults_that_quote_what_a_model_said_are_kept_whatever_it_said(stage: Stage) -> None:
+def test_answer_faults_with_unstorable_text_are_cleaned_and_kept(stage: Stage) -> None:
     faults = ["lone \ud800", "nul \x00", "x" * 100_000, 5, "fine"]
     error = JobError("VALIDATION_OUTPUT_SEMANTICS", "odd", faults=faults)  # type: ignore[arg-type]
     job_id = stage.new_cards(stage.asking(error, CARDS))
@@ -366,7 +364,7 @@ def test_faults_that_quote_what_a_model_said_are_kept_whatever_it_said(stage: St
 
 
 @ANY_DATABASE
-def test_an_attempt_that_will_be_tried_again_says_so_and_not_that_it_runs(stage: Stage) -> None:
+def test_attempt_with_a_retry_returns_retry_scheduled(stage: Stage) -> None:
     job_id = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
     assert stage.run(job_id) == "retry_scheduled"
     assert stage.kit.job(job_id).lifecycle_status == "running"

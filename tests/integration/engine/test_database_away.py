@@ -1,4 +1,4 @@
-"""A database that goes away under workers whose queue is full."""
+"""A database outage while workers have a full queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOBS = 60
 
 @pytest.fixture
 def env(postgres: PostgresServer, redis_url: str, run: Run) -> Iterator[dict[str, str]]:
-    """Settings of processes over a PostgreSQL that the test may stop."""
+    """Return settings for processes over a PostgreSQL that the test may stop."""
     postgres.ensure_running()
     url = postgres.create_database(prepare_database)
     yield {
@@ -48,7 +48,7 @@ def services(env: dict[str, str]) -> Iterator[Services]:
 
 @pytest.mark.postgres
 @pytest.mark.long
-def test_workers_leave_the_queue_alone_while_the_database_is_away(
+def test_workers_take_no_messages_while_the_database_is_away(
     postgres: PostgresServer, env: dict[str, str], services: Services, processes: Processes
 ) -> None:
     for n in range(JOBS):
@@ -69,7 +69,7 @@ def test_workers_leave_the_queue_alone_while_the_database_is_away(
         looked.append(services.broker.pending_count("ai-interactive"))
         time.sleep(0.05)
 
-    # Each thread has one in its hand at most.
+    # Each thread has taken one message at most.
     assert waiting > 2, "the queue was empty before the database went away"
     assert min(looked) >= waiting - 2
 
@@ -77,6 +77,6 @@ def test_workers_leave_the_queue_alone_while_the_database_is_away(
     with services.database.read() as session:
         total = select(func.count()).select_from(AiJob)
         done = total.where(AiJob.lifecycle_status == "succeeded")
-        # Whoever was in the middle of a job when the database went is for the reaper, which doesn't run here.
+        # Jobs that ran when the database stopped wait for the reaper, which doesn't run here.
         poll(lambda: session.execute(done).scalar_one() >= JOBS - 2 or session.rollback(), timeout=60, what="all done")
         assert session.execute(select(func.sum(OutboxEvent.redrives))).scalar_one() <= 2

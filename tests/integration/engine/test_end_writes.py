@@ -1,4 +1,4 @@
-"""An attempt's error that can't be written down at the first try: the database was away just then."""
+"""Ends of attempts whose first write fails because the database is away."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.integration.engine.stage import CARDS, Stage
 
 
 def away() -> OperationalError:
-    """What SQLAlchemy raises for a database that is away, once it has given up repeating."""
+    """Return SQLAlchemy's error for an unreachable database."""
     return OperationalError("UPDATE", {}, ConnectionRefusedError("refused"))
 
 
 @contextmanager
 def failing_once(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Have a method raise at its first call."""
+    """Make a method raise in its first call."""
     original: Callable[..., Any] = getattr(owner, name)
     calls: list[str] = []
 
@@ -40,7 +40,7 @@ def failing_once(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.parametrize(
     ("owner", "name"), [(LifecycleRepository, "release_for_retry"), (UsageLog, "close")], ids=["job", "usage row"]
 )
-def test_an_error_that_is_worth_a_retry_is_retried_though_writing_it_down_failed_at_first(
+def test_retryable_error_is_retried_if_its_first_write_fails(
     stage: Stage, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = stage.new_cards(stage.asking(JobError("PROVIDER_UNAVAILABLE", "503"), CARDS))
@@ -55,7 +55,7 @@ def test_an_error_that_is_worth_a_retry_is_retried_though_writing_it_down_failed
     assert stage.run_to_end(job_id).lifecycle_status == "succeeded"
 
 
-def test_a_usage_row_that_cannot_be_written_keeps_no_job_open_and_is_given_up(
+def test_job_ends_and_its_usage_row_is_lost_if_the_row_cannot_be_closed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = stage.new_cards(stage.asking(JobError("CONTENT_SAFETY_BLOCKED", "no")))
@@ -72,7 +72,7 @@ def test_a_usage_row_that_cannot_be_written_keeps_no_job_open_and_is_given_up(
     assert (row["state"], row["billed"]) == ("lost", "unknown")
 
 
-def test_a_cancelled_attempt_ends_cancelled_though_writing_it_down_failed_at_first(
+def test_cancelled_attempt_ends_cancelled_if_its_first_write_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancelled_meanwhile(_request: Any, _token: Any) -> str:

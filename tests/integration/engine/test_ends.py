@@ -1,4 +1,4 @@
-"""Each end of a job is announced once: on the event bus and by a line in the log, whoever ended the job."""
+"""Announcements of ends: each end of a job is announced once on the event bus and in the log."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ ENDS = [f"job.{status}" for status in END_EVENTS]
 
 
 @dataclass
-class Ear:
-    """What the process heard of jobs that ended."""
+class Announcements:
+    """The announcements of this process."""
 
     lines: Callable[[], list[dict[str, Any]]]
     events: list[DomainEvent] = field(default_factory=list)
 
     def heard(self, job_id: str) -> list[tuple[str, Any, Any]]:
-        """Type, state and error code of each event about the job."""
+        """Return type, state and error code of each event of the job."""
         mine = [event for event in self.events if event.job_id == job_id]
         return [(event.type, event.payload["lifecycleStatus"], event.payload["errorCode"]) for event in mine]
 
     def logged(self, job_id: str) -> list[dict[str, Any]]:
-        """The lines of the job's end."""
+        """Return the log lines of the job's end."""
         return [line for line in self.lines() if line["event"] in ENDS and line["jobId"] == job_id]
 
 
 @pytest.fixture
-def ear(sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> Ear:
-    ear = Ear(log_lines)
+def announced(sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> Announcements:
+    announced = Announcements(log_lines)
     for event_type in END_EVENTS.values():
-        sqlite_stage.kit.services.bus.subscribe(event_type, ear.events.append)
-    return ear
+        sqlite_stage.kit.services.bus.subscribe(event_type, announced.events.append)
+    return announced
 
 
 class Refusing(MemoryBroker):
-    """A broker that takes no message."""
+    """A broker that refuses every message."""
 
     def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
         return {message.event_id: ValueError("refused") for message in messages}
@@ -158,21 +158,23 @@ WAYS: dict[str, tuple[Callable[[Stage], str], str, str | None]] = {
     "cancel between two attempts": (_cancel_retrying, "cancelled", None),
     "last lost worker": (_lose_workers, "failed", "INTERNAL_WORKER_LOST"),
     "lost worker of a cancelled job": (_lose_cancelled, "cancelled", None),
-    "message that nobody takes": (_refuse_message, "failed", "INTERNAL_NOT_DISPATCHED"),
-    "type that nobody knows": (_forget_type, "failed", "INTERNAL_UNKNOWN_JOB_TYPE"),
+    "message that can't be sent": (_refuse_message, "failed", "INTERNAL_NOT_DISPATCHED"),
+    "unknown type": (_forget_type, "failed", "INTERNAL_UNKNOWN_JOB_TYPE"),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_end_is_announced_once_on_the_bus_and_in_the_log(sqlite_stage: Stage, ear: Ear, way: str) -> None:
+def test_each_end_is_announced_once_on_the_bus_and_in_the_log(
+    sqlite_stage: Stage, announced: Announcements, way: str
+) -> None:
     end, status, code = WAYS[way]
     job_id = end(sqlite_stage)
     assert sqlite_stage.kit.job(job_id).lifecycle_status == status
-    assert ear.heard(job_id) == [(END_EVENTS[status], status, code)]
-    (line,) = ear.logged(job_id)
+    assert announced.heard(job_id) == [(END_EVENTS[status], status, code)]
+    (line,) = announced.logged(job_id)
     assert set(JOB_KEYS) <= set(line)
-    said = {key: line[key] for key in ("event", "level", "lifecycleStatus", "errorCode", "queueName")}
-    assert said == {
+    shown = {key: line[key] for key in ("event", "level", "lifecycleStatus", "errorCode", "queueName")}
+    assert shown == {
         "event": f"job.{status}",
         "level": "warning" if status == "failed" else "info",
         "lifecycleStatus": status,
@@ -182,14 +184,14 @@ def test_every_end_is_announced_once_on_the_bus_and_in_the_log(sqlite_stage: Sta
 
 
 @pytest.mark.parametrize("way", ["success", "error", "cancel of a running job"])
-def test_the_line_of_an_attempts_end_names_its_event_and_its_length(sqlite_stage: Stage, ear: Ear, way: str) -> None:
+def test_log_line_of_an_end_has_outbox_id_and_duration(sqlite_stage: Stage, announced: Announcements, way: str) -> None:
     job_id = WAYS[way][0](sqlite_stage)
-    (line,) = ear.logged(job_id)
+    (line,) = announced.logged(job_id)
     assert line["outboxId"] == sqlite_stage.kit.events(job_id)[0].id
     assert line["durationMs"] is not None
 
 
-def test_an_end_that_is_rolled_back_is_not_announced(sqlite_stage: Stage, ear: Ear) -> None:
+def test_rolled_back_end_is_not_announced(sqlite_stage: Stage, announced: Announcements) -> None:
     kit = sqlite_stage.kit
     lease = kit.running()
 
@@ -200,8 +202,8 @@ def test_an_end_that_is_rolled_back_is_not_announced(sqlite_stage: Stage, ear: E
     with pytest.raises(LockLost):
         kit.database.write(fail_and_give_up)
     assert kit.job(lease.job_id).lifecycle_status == "running"
-    assert ear.heard(lease.job_id) == []
-    assert ear.logged(lease.job_id) == []
+    assert announced.heard(lease.job_id) == []
+    assert announced.logged(lease.job_id) == []
 
 
 ENDINGS: dict[str, Callable[[Kit, Any], Any]] = {
@@ -213,24 +215,24 @@ ENDINGS: dict[str, Callable[[Kit, Any], Any]] = {
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("status", ENDINGS)
-def test_an_end_whose_commit_got_no_answer_is_announced_once(
-    sqlite_stage: Stage, ear: Ear, status: str, when: Any
+def test_end_whose_commit_answer_is_lost_is_announced_once(
+    sqlite_stage: Stage, announced: Announcements, status: str, when: Any
 ) -> None:
     kit = sqlite_stage.kit
-    sqlite_stage.engine.close()  # Its watcher commits nothing meanwhile.
+    sqlite_stage.engine.close()  # So that the watcher commits nothing.
     lease = kit.running()
     if status == "cancelled":
         kit.lifecycle.release(lease)
     with lose_commits(kit.database, when) as left:
         ENDINGS[status](kit, lease)
     assert left == [0]
-    assert [kind for kind, _, _ in ear.heard(lease.job_id)] == [END_EVENTS[status]]
+    assert [kind for kind, _, _ in announced.heard(lease.job_id)] == [END_EVENTS[status]]
 
 
 # --- jobs whose message was never sent --------------------------------------------------------------------------------
 
 
-def test_a_job_cancelled_before_its_message_was_sent_was_never_queued(sqlite_kit: Kit) -> None:
+def test_job_cancelled_before_its_message_was_sent_has_no_queued_time(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     kit.broker.away = True
     job_id = kit.new_job().id
@@ -242,7 +244,7 @@ def test_a_job_cancelled_before_its_message_was_sent_was_never_queued(sqlite_kit
     assert (job.phase, job.queued_at) == ("cancelled", None)
 
 
-def test_a_job_cancelled_after_its_message_was_sent_keeps_the_time(sqlite_kit: Kit) -> None:
+def test_job_cancelled_after_its_message_was_sent_keeps_its_queued_time(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     job_id = kit.new_job().id
     kit.advance(5)

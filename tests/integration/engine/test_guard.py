@@ -1,4 +1,4 @@
-"""What an attempt refuses to work on, what it doesn't let out, and what that costs."""
+"""Safety checks of input and output, and redaction of the output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_notes(stage: Stage, notes: dict[str, Any], *answers: Any) -> AiJob:
         ("CANARY how to make a bomb. I want to kill myself.", "CONTENT_SAFETY_SELF_HARM"),
     ],
 )
-def test_an_input_that_is_refused_is_not_asked_about_paid_or_retried(
+def test_blocked_input_fails_without_provider_call_or_retry(
     sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]], text: str, code: str
 ) -> None:
     job = run_notes(sqlite_stage, notes_with(text))
@@ -73,7 +73,7 @@ def test_an_input_that_is_refused_is_not_asked_about_paid_or_retried(
     assert "CANARY" not in internal
 
 
-def test_an_answer_that_is_refused_was_paid_and_its_row_says_so(stage: Stage) -> None:
+def test_blocked_answer_is_recorded_as_billed(stage: Stage) -> None:
     cards = cards_with(back="Go kill yourself: the movement of water across a partially permeable membrane.")
     job = run_notes(stage, NOTES, cards)
     assert (job.lifecycle_status, job.error_code, job.output_hash) == ("failed", "CONTENT_SAFETY_BLOCKED", None)
@@ -84,14 +84,12 @@ def test_an_answer_that_is_refused_was_paid_and_its_row_says_so(stage: Stage) ->
     assert stage.kit.rows("flashcards") == []
 
 
-def test_an_answer_never_makes_the_learner_one_who_needs_help(sqlite_stage: Stage) -> None:
+def test_self_harm_text_in_an_answer_is_blocked_as_unsafe_content(sqlite_stage: Stage) -> None:
     cards = cards_with(back="I want to kill myself, said the water.")
     assert run_notes(sqlite_stage, NOTES, cards).error_code == "CONTENT_SAFETY_BLOCKED"
 
 
-def test_what_is_only_flagged_goes_on_and_is_noted(
-    sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_flagged_input_runs_and_is_logged(sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> None:
     job = run_notes(sqlite_stage, notes_with("In the novel, Werther writes: I want to die. CANARY"))
     assert job.lifecycle_status == "succeeded"
     (flagged,) = [line for line in log_lines() if line["event"] == "safety.flagged"]
@@ -111,8 +109,8 @@ def test_personal_data_in_an_answer_is_masked_before_it_is_saved_and_hashed(stag
     assert "Water crosses a membrane; ask [EMAIL_1] or [EMAIL_1]" in backs
 
 
-def test_a_quote_of_a_masked_input_is_found_in_it(sqlite_stage: Stage) -> None:
-    """Snapshot, prompt and quotes all speak of the mark."""
+def test_quote_of_a_masked_input_is_found(sqlite_stage: Stage) -> None:
+    """Snapshot, prompt and quotes all contain the mask."""
     sentence = "A mentor is a person who answers questions at carol@example.org every day."
     cards = cards_with(
         front="What is a mentor?",
@@ -129,7 +127,7 @@ def test_a_quote_of_a_masked_input_is_found_in_it(sqlite_stage: Stage) -> None:
     assert output["dropped"] == []
 
 
-def test_a_type_that_asks_no_provider_is_guarded_where_it_wants_to_be(sqlite_stage: Stage) -> None:
+def test_scripted_type_is_guarded_only_if_its_definition_says_so(sqlite_stage: Stage) -> None:
     guarded = sqlite_stage.define(replace(synthetic.DEFINITION, security=GUARDED))
     free = sqlite_stage.define(synthetic.DEFINITION)
 
@@ -143,11 +141,11 @@ def test_a_type_that_asks_no_provider_is_guarded_where_it_wants_to_be(sqlite_sta
     assert run(free, "how to cook meth").lifecycle_status == "succeeded"
 
 
-def test_flashcards_ask_for_both() -> None:
+def test_flashcards_use_safety_check_and_output_redaction() -> None:
     assert flashcard_generation.DEFINITION.security == GUARDED
 
 
-def test_rules_that_cannot_be_used_are_told_by_a_start_and_not_by_a_job(tmp_path: Path) -> None:
+def test_invalid_safety_rules_are_reported_at_the_start(tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     settings = Settings.load({"AIJOBS_SAFETY_RULES": str(rules), "AIJOBS_INSTANCE_PATH": str(tmp_path)})
     with pytest.raises(SettingsError, match="can't be read"):
@@ -157,9 +155,7 @@ def test_rules_that_cannot_be_used_are_told_by_a_start_and_not_by_a_job(tmp_path
         build_guard(settings)
 
 
-def test_our_own_rules_cost_a_start_nothing_and_are_read_once_by_whoever_needs_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_built_in_rules_are_loaded_once_and_only_when_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path | None] = []
 
     def slowly(rules: Path | None) -> ContentSafety:

@@ -1,4 +1,4 @@
-"""PROJECT: business rows, artifacts, success and end event together, or none of them."""
+"""PROJECT: business rows, artifacts, success and end event are one transaction."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJobArtifact
 from aijobs.jobs.status import FINAL
 from tests.integration.engine.stage import CARDS, Stage, Writing, card_row, failing_statement, open_stage, saved_job
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import ANY_DATABASE, OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit, race
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 def _nothing_is_left(stage: Stage, job_id: str) -> None:
@@ -35,7 +32,7 @@ def _nothing_is_left(stage: Stage, job_id: str) -> None:
 
 
 @ANY_DATABASE
-def test_cards_become_rows_in_the_jobs_own_order(stage: Stage) -> None:
+def test_cards_are_stored_in_the_order_of_the_output(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(CARDS))
     assert stage.run(job_id) == "succeeded"
     cards = sorted(stage.kit.rows("flashcards", job_id=job_id), key=lambda card: card["ordinal"])
@@ -46,7 +43,7 @@ def test_cards_become_rows_in_the_jobs_own_order(stage: Stage) -> None:
     assert stage.kit.job(job_id).artifact_count == 2
 
 
-def test_cards_projected_twice_are_the_same_cards(stage: Stage) -> None:
+def test_second_projection_returns_the_same_cards(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(CARDS))
     stage.run(job_id)
     before = stage.kit.rows("flashcards")
@@ -62,7 +59,7 @@ def test_cards_projected_twice_are_the_same_cards(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_two_jobs_with_equal_answers_have_their_own_cards(stage: Stage) -> None:
+def test_two_jobs_with_equal_answers_have_separate_cards(stage: Stage) -> None:
     job_type = stage.asking(CARDS)
     first, second = stage.new_cards(job_type), stage.new_cards(job_type)
     assert [stage.run(first), stage.run(second)] == ["succeeded", "succeeded"]
@@ -70,14 +67,14 @@ def test_two_jobs_with_equal_answers_have_their_own_cards(stage: Stage) -> None:
     assert len(stage.kit.rows("flashcards", job_id=second)) == 2
 
 
-def test_an_error_at_any_statement_leaves_nothing_of_the_projection(stage: Stage) -> None:
+def test_error_at_any_statement_rolls_back_the_whole_projection(stage: Stage) -> None:
     stage.engine.close()
     with failing_statement(stage.kit, 0, RuntimeError) as seen:
         assert stage.run(saved_job(stage)) == "succeeded"
     whole = len(seen)
     assert whole > 5
     for number in range(1, whole + 1):
-        # Everything before this job is undone by looking at this job's rows alone.
+        # Later assertions read only this job's rows.
         job_id = saved_job(stage)
         run = stage.engine._prepare.take(stage.message(job_id))
         assert run is not None
@@ -92,13 +89,13 @@ def test_an_error_at_any_statement_leaves_nothing_of_the_projection(stage: Stage
         assert (job.lifecycle_status, job.artifact_count) == ("running", 0)
         assert stage.kit.types(job_id)[-1] == "locked"
     else:
-        raise AssertionError("no projection came through")
-    assert number > 5, "every statement of the projection was refused once"
+        raise AssertionError("no projection succeeded")
+    assert number > 5, "every statement of the projection failed once"
     assert stage.kit.job(job_id).lifecycle_status == "succeeded"
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_projector_that_raises_leaves_nothing_and_ends_after_one_repeat(stage: Stage, where: str) -> None:
+def test_raising_projector_leaves_no_rows_and_fails_the_job_after_one_retry(stage: Stage, where: str) -> None:
     def project(session: Session, job: Any) -> None:
         if where == "after":
             session.add(card_row(job.id, 0))
@@ -112,7 +109,7 @@ def test_a_projector_that_raises_leaves_nothing_and_ends_after_one_repeat(stage:
     _nothing_is_left(stage, job_id)
 
 
-def test_a_value_that_its_column_refuses_fails_after_one_repeat(stage: Stage) -> None:
+def test_projected_value_that_a_column_refuses_fails_the_job_after_one_retry(stage: Stage) -> None:
     def project(session: Session, job: Any) -> None:
         card = card_row(job.id, 0)
         card.source_title = None  # type: ignore[assignment]
@@ -137,7 +134,7 @@ def _job_that_was_projected_before(stage: Stage) -> str:
     return job_id
 
 
-def test_a_conflict_of_a_job_that_was_projected_before_is_a_success(stage: Stage, log_lines: Any) -> None:
+def test_unique_conflict_of_a_job_with_artifacts_is_a_success(stage: Stage, log_lines: Any) -> None:
     job_id = _job_that_was_projected_before(stage)
     assert stage.run(job_id) == "succeeded"
     assert stage.kit.job(job_id).artifact_count == 1
@@ -157,15 +154,15 @@ def _take_over(stage: Stage, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("between", "word", "told"),
+    ("between", "outcome", "types"),
     [(_ask_to_cancel, "cancelled", ["cancel_requested", "cancelled"]), (_take_over, "lost", ["lease_lost"])],
 )
-def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_wins(
+def test_cancel_or_takeover_after_a_unique_conflict_wins(
     stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     between: Callable[[Stage, str], None],
-    word: str,
-    told: list[str],
+    outcome: str,
+    types: list[str],
 ) -> None:
     job_id = _job_that_was_projected_before(stage)
     transactions, succeed = [], stage.engine._attempts._project._succeed
@@ -178,13 +175,13 @@ def test_a_cancel_or_takeover_between_a_conflict_and_the_look_at_what_is_there_w
 
     monkeypatch.setattr(stage.engine._attempts._project, "_succeed", one_transaction)
     before = stage.kit.types(job_id)
-    assert stage.run(job_id) == word
+    assert stage.run(job_id) == outcome
     assert len(transactions) == 2
-    assert stage.kit.types(job_id) == [*before, "locked", *told]
+    assert stage.kit.types(job_id) == [*before, "locked", *types]
     assert stage.kit.job(job_id).artifact_count == 0
 
 
-def test_a_conflict_of_the_artifact_itself_is_a_success_too(stage: Stage) -> None:
+def test_conflict_of_an_artifact_row_is_a_success(stage: Stage) -> None:
     job_id = saved_job(stage, Writing(lambda session, job: [Artifact("Thing", "t1", 0), Artifact("Thing", "t2", 1)]))
     with stage.kit.database.transaction() as session:
         session.add(AiJobArtifact(job_id=job_id, artifact_type="Thing", artifact_id="t1", ordinal=0))
@@ -192,7 +189,7 @@ def test_a_conflict_of_the_artifact_itself_is_a_success_too(stage: Stage) -> Non
     assert stage.kit.job(job_id).artifact_count == len(stage.kit.rows("ai_job_artifacts", job_id=job_id)) == 1
 
 
-def test_a_conflict_with_no_artifact_of_this_job_is_a_failure(stage: Stage) -> None:
+def test_unique_conflict_of_a_job_without_artifacts_is_a_failure(stage: Stage) -> None:
     def project(session: Session, job: Any) -> list[Artifact]:
         session.add(card_row("another-job", 0))
         session.flush()
@@ -207,7 +204,7 @@ def test_a_conflict_with_no_artifact_of_this_job_is_a_failure(stage: Stage) -> N
 
 
 @ANY_DATABASE
-def test_a_projector_that_names_one_artifact_twice_does_not_succeed(stage: Stage) -> None:
+def test_projector_that_returns_an_artifact_twice_fails_the_job(stage: Stage) -> None:
     job_id = saved_job(stage, Writing(lambda session, job: [Artifact("Thing", "t1", 0), Artifact("Thing", "t1", 1)]))
     job = stage.run_to_end(job_id)
     assert (job.lifecycle_status, job.error_code) == ("failed", "INTERNAL_PROJECTION")
@@ -215,9 +212,7 @@ def test_a_projector_that_names_one_artifact_twice_does_not_succeed(stage: Stage
 
 
 @ANY_DATABASE
-def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_success_whose_commit_answer_is_lost_is_a_success(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = saved_job(stage)
     once, lost = stage.kit.database._once, []
 
@@ -236,8 +231,8 @@ def test_a_success_whose_commit_was_answered_by_nobody_is_a_success(
     assert len(stage.kit.events(job_id, "ai.job.completed")) == 1
 
 
-def test_what_a_row_holds_is_in_no_text_for_operators(stage: Stage) -> None:
-    """A database says which value stood in its way; content is shown by a reveal, which leaves an audit row."""
+def test_row_values_are_not_in_the_internal_message(stage: Stage) -> None:
+    """A database error quotes the value, which is content; only a reveal may show that."""
 
     def project(session: Any, job: Any) -> None:
         for number in range(2):
@@ -251,17 +246,17 @@ def test_what_a_row_holds_is_in_no_text_for_operators(stage: Stage) -> None:
     text = stage.kit.row(job.id)["internal_error_message"]
     assert "canary" not in text
     assert "sqlalchemy.exc.IntegrityError (" in text
-    assert "in project" in text, "the frames are there"
-    told = {"sqlite": "SQLITE_CONSTRAINT", "postgresql": "sqlstate 23505", "mysql": "errno 1062"}
-    assert told[stage.kit.database.engine.dialect.name] in text
+    assert "in project" in text, "the stack is there"
+    codes = {"sqlite": "SQLITE_CONSTRAINT", "postgresql": "sqlstate 23505", "mysql": "errno 1062"}
+    assert codes[stage.kit.database.engine.dialect.name] in text
 
 
-# --- a reaper at the same moment -------------------------------------------------------------------------------------
+# --- concurrent reaper -----------------------------------------------------------------------------------------------
 
 
 @OTHERS_LATER
-def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_failed(live_kit: Kit) -> None:
-    """The lease is the last that a job may lose, so that whoever comes first ends the job."""
+def test_projection_beside_a_reaper_leaves_no_cards_of_a_failed_job(live_kit: Kit) -> None:
+    """The job may lose no other lease, so either transaction ends it."""
     kit, winners = live_kit, set()
     with open_stage(kit) as stage:
         for number in range(60):
@@ -277,7 +272,7 @@ def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_faile
                 return kit.lifecycle.expire(run.lease, BEGIN)
 
             ahead = number % 9 - 4
-            outcomes = race(_after_looks(kit, job_id, ahead, project), _after_looks(kit, job_id, -ahead, reap))
+            outcomes = race(_after_reads(kit, job_id, ahead, project), _after_reads(kit, job_id, -ahead, reap))
             assert [isinstance(one, LifecycleError) for one in outcomes].count(True) == 1, outcomes
             ended = _one_end(kit, job_id)
             winners.add(ended["lifecycle_status"])
@@ -285,15 +280,15 @@ def test_a_projection_and_a_reaper_at_once_never_leave_cards_of_a_job_that_faile
                 with pytest.raises(LifecycleError):
                     late()
             assert stage.run(job_id) == "not_taken"
-            assert _one_end(kit, job_id) == ended, "whoever comes after the end changes nothing"
-    assert winners == {"succeeded", "failed"}, "each came first at times"
+            assert _one_end(kit, job_id) == ended, "a later write changes nothing"
+    assert winners == {"succeeded", "failed"}, "each was first in some races"
 
 
-def _after_looks(kit: Kit, job_id: str, looks: int, work: Callable[[], Any]) -> Callable[[], Any]:
-    """`work`, begun later by so many reads of the job."""
+def _after_reads(kit: Kit, job_id: str, reads: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that delays `work` by so many reads of the job."""
 
     def late() -> Any:
-        for _ in range(looks):
+        for _ in range(reads):
             kit.job(job_id)
         return work()
 
@@ -301,12 +296,12 @@ def _after_looks(kit: Kit, job_id: str, looks: int, work: Callable[[], Any]) -> 
 
 
 def _one_end(kit: Kit, job_id: str) -> dict[str, Any]:
-    """The row of a job that ended once, with all that belongs to its end, and nothing that belongs to another."""
+    """Return the row of a job after checking that all other rows agree with its one end."""
     row = kit.row(job_id)
     status = row["lifecycle_status"]
     assert [one for one in kit.types(job_id) if one in FINAL] == [status]
-    told = [event.event_type for event in kit.events(job_id) if event.event_type != "ai.job.enqueue"]
-    assert told == [{"succeeded": "ai.job.completed", "failed": "ai.job.failed"}[status]]
+    end_events = [event.event_type for event in kit.events(job_id) if event.event_type != "ai.job.enqueue"]
+    assert end_events == [{"succeeded": "ai.job.completed", "failed": "ai.job.failed"}[status]]
     artifacts, cards = kit.rows("ai_job_artifacts", job_id=job_id), kit.rows("flashcards", job_id=job_id)
     assert (status == "succeeded") == bool(artifacts) == bool(cards)
     assert row["artifact_count"] == len(artifacts) == len(cards)

@@ -1,4 +1,4 @@
-"""A provider call: its usage row, the output that is saved before anything else, and the prompt that learns."""
+"""Provider calls: usage rows, saved outputs, and prompts that name the faults of the last answer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from aijobs.jobs.lease import lease_of
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.requests import CreateJobInput
 from tests.integration.engine.stage import CARDS, NOTES, Stage
+from tests.support.databases import ANY_DATABASE
 from tests.support.lines import captured_lines
 from tests.support.polling import poll
 
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
-
 
 class Failing:
-    """A projector that raises so many times, then leaves one artifact."""
+    """A projector that raises `times` times and then returns one artifact."""
 
     def __init__(self, key: str, times: int, error: Exception | None = None) -> None:
         self.key, self.calls = key, 0
@@ -44,7 +42,7 @@ class Failing:
         return ProjectionResult([Artifact("Thing", f"thing-{job.id}", 0)])
 
 
-def test_each_call_has_a_row_that_is_there_before_the_request_leaves(stage: Stage) -> None:
+def test_usage_row_is_written_before_the_request_is_sent(stage: Stage) -> None:
     seen: list[list[dict[str, Any]]] = []
     prompts: list[Prompt] = []
 
@@ -57,7 +55,7 @@ def test_each_call_has_a_row_that_is_there_before_the_request_leaves(stage: Stag
     assert stage.run(job_id) == "succeeded"
     ((before,),), (prompt,) = seen, prompts
     assert before["prompt_tokens"] == estimate_tokens(prompt.system) + estimate_tokens(prompt.user) > 100
-    assert before["estimated"], "what a worker that dies now leaves"
+    assert before["estimated"], "the row that remains if the worker dies now"
     assert (before["state"], before["attempt_no"], before["call_no"], before["billed"]) == ("started", 1, 1, "unknown")
     assert before["finished_at"] is None
     (after,) = stage.usage(job_id)
@@ -69,16 +67,14 @@ def test_each_call_has_a_row_that_is_there_before_the_request_leaves(stage: Stag
         "stop",
     )
     assert (after["prompt_tokens"], after["completion_tokens"], after["cached_tokens"]) == (100, 50, 10)
-    assert (after["cost_micros"], after["currency"]) == (0, "USD"), (
-        "the built-in provider has a price, and it is nought"
-    )
+    assert (after["cost_micros"], after["currency"]) == (0, "USD"), "the price of the built-in provider is zero"
     assert after["price_version"]
     assert after["latency_ms"] is not None
     assert (after["user_id"], after["credential_mode"], after["provider"]) == ("u1", "platform_key", "local")
     assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "succeeded"]
 
 
-def test_a_model_without_a_price_costs_nothing_known_rather_than_nought(sqlite_stage: Stage) -> None:
+def test_cost_of_a_model_without_a_price_is_null(sqlite_stage: Stage) -> None:
     sqlite_stage.provider.counts = {"model": "a-model-nobody-priced"}
     job_id = sqlite_stage.new_cards(sqlite_stage.asking(CARDS))
     sqlite_stage.run(job_id)
@@ -87,7 +83,7 @@ def test_a_model_without_a_price_costs_nothing_known_rather_than_nought(sqlite_s
     assert call["model"] == "a-model-nobody-priced"
 
 
-def test_failed_calls_are_in_the_ledger_with_what_they_cost(stage: Stage) -> None:
+def test_failed_calls_have_usage_rows_with_their_tokens(stage: Stage) -> None:
     stage_answers = ["not JSON", JobError("PROVIDER_UNAVAILABLE"), CARDS]
     job_id = stage.new_cards(stage.asking(*stage_answers))
     job = stage.run_to_end(job_id)
@@ -104,7 +100,7 @@ def test_failed_calls_are_in_the_ledger_with_what_they_cost(stage: Stage) -> Non
 
 
 @ANY_DATABASE
-def test_a_lost_connection_is_tried_once_and_both_calls_may_have_been_billed(stage: Stage) -> None:
+def test_lost_connection_is_retried_once_and_both_calls_are_possibly_billed(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(JobError("PROVIDER_CONNECTION_LOST"), max_retries=5))
     job = stage.run_to_end(job_id)
     assert (job.lifecycle_status, job.error_code) == ("failed", "PROVIDER_CONNECTION_LOST")
@@ -113,18 +109,18 @@ def test_a_lost_connection_is_tried_once_and_both_calls_may_have_been_billed(sta
 
 
 @ANY_DATABASE
-def test_the_next_prompt_names_what_was_wrong(stage: Stage) -> None:
+def test_prompt_of_a_retry_names_the_faults_of_the_last_answer(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking("not JSON at all", {"cards": []}, CARDS))
     stage.run_to_end(job_id)
     first, second, third = (request.prompt.user + request.prompt.system for request in stage.provider.requests)
     assert "not valid JSON" not in first
     assert "not valid JSON" in second
     assert "cards: List should have at least 1 item" in third
-    assert "not valid JSON" not in third, "only what the last answer got wrong"
+    assert "not valid JSON" not in third, "only the faults of the last answer"
 
 
 @ANY_DATABASE
-def test_an_answer_cut_off_is_not_used_though_it_parses(stage: Stage) -> None:
+def test_truncated_answer_is_rejected_even_if_it_is_valid_json(stage: Stage) -> None:
     stage.provider.counts = {"finish_reason": "length"}
     job_id = stage.new_cards(stage.asking(CARDS, max_retries=1))
     job = stage.run_to_end(job_id)
@@ -148,7 +144,7 @@ def test_an_answer_cut_off_is_not_used_though_it_parses(stage: Stage) -> None:
     ],
     ids=["nan", "overflow", "huge integer", "escaped nul", "nul", "surrogate", "deep", "twice", "array", "schema"],
 )
-def test_an_answer_that_cannot_be_stored_alike_everywhere_is_the_answers_fault(stage: Stage, text: str) -> None:
+def test_answer_that_some_database_cannot_store_is_a_validation_error(stage: Stage, text: str) -> None:
     job_id = stage.new_cards(stage.asking(text, max_retries=0))
     job = stage.run_to_end(job_id)
     assert job.lifecycle_status == "failed"
@@ -156,7 +152,7 @@ def test_an_answer_that_cannot_be_stored_alike_everywhere_is_the_answers_fault(s
     assert stage.usage(job_id)[0]["state"] == "failed"
 
 
-def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
+def test_blank_answer_is_retried_once(sqlite_stage: Stage) -> None:
     job = sqlite_stage.run_to_end(sqlite_stage.new_cards(sqlite_stage.asking("  \n\n ", max_retries=5)))
     assert (job.error_code, job.attempt_no) == ("PROVIDER_EMPTY_OUTPUT", 2)
 
@@ -164,7 +160,7 @@ def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
 @pytest.mark.parametrize(
     "counts",
     [
-        {"finish_reason": "a reason of a provider that says more than it should"},
+        {"finish_reason": "a finish reason that is too long for the column of its usage row"},
         {"model": "m" * 500},
         {"prompt_tokens": 10**12, "completion_tokens": 10**12, "cached_tokens": 0},
         {"prompt_tokens": 5, "cached_tokens": 50},
@@ -174,7 +170,7 @@ def test_a_blank_answer_is_asked_for_once_more(sqlite_stage: Stage) -> None:
     ],
     ids=["long reason", "long model", "too many tokens", "more cached", "negative", "not counted", "no number"],
 )
-def test_odd_counts_of_a_provider_lose_no_answer_that_was_paid_for(stage: Stage, counts: dict[str, Any]) -> None:
+def test_invalid_counts_of_a_provider_do_not_lose_the_answer(stage: Stage, counts: dict[str, Any]) -> None:
     stage.provider.counts = counts
     job_id = stage.new_cards(stage.asking(CARDS))
     assert stage.run(job_id) == "succeeded"
@@ -207,7 +203,7 @@ def test_markup_in_an_answer_is_kept_as_text_and_bidi_overrides_are_removed(sqli
     assert len(sqlite_stage.provider.requests) == 1
 
 
-def test_a_cancel_ends_a_check_that_goes_on(sqlite_stage: Stage) -> None:
+def test_cancel_stops_a_running_output_check(sqlite_stage: Stage) -> None:
     checking, returned = threading.Event(), threading.Event()
 
     def check(notes: Any, output: Any, job_id: str, token: Any) -> dict[str, Any]:
@@ -230,7 +226,7 @@ def test_a_cancel_ends_a_check_that_goes_on(sqlite_stage: Stage) -> None:
     assert returned.wait(10)
 
 
-def test_an_output_that_was_saved_is_never_bought_again(stage: Stage) -> None:
+def test_saved_output_is_projected_without_another_call(stage: Stage) -> None:
     projector = Failing("fails_once", 1)
     job_id = stage.new_cards(stage.asking(CARDS, projector=projector))
     stage.run(job_id)
@@ -254,7 +250,7 @@ def test_an_output_that_was_saved_is_never_bought_again(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_a_retry_by_an_operator_inherits_the_output_and_pays_nothing(stage: Stage) -> None:
+def test_retry_by_an_operator_uses_the_saved_output(stage: Stage) -> None:
     projector = Failing("fails_twice", 2)
     parent = stage.new_cards(stage.asking(CARDS, projector=projector))
     assert stage.run_to_end(parent).error_code == "INTERNAL_PROJECTION"
@@ -267,8 +263,8 @@ def test_a_retry_by_an_operator_inherits_the_output_and_pays_nothing(stage: Stag
 
 
 @ANY_DATABASE
-def test_no_connection_is_held_while_a_provider_is_asked(stage: Stage) -> None:
-    stage.engine.close()  # The watcher, which borrows one now and then.
+def test_provider_call_holds_no_database_connection(stage: Stage) -> None:
+    stage.engine.close()  # The watcher uses a connection now and then.
     held: list[Any] = []
     pool: Any = stage.kit.database.engine.pool
 
@@ -280,10 +276,10 @@ def test_no_connection_is_held_while_a_provider_is_asked(stage: Stage) -> None:
     assert held == [0]
 
 
-def test_a_call_whose_opening_commit_was_answered_by_nobody_has_one_row(
+def test_call_whose_opening_commit_answer_is_lost_has_one_usage_row(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection was lost after COMMIT: the work must not be done twice."""
+    """The connection is lost after COMMIT; the work must not be repeated."""
     database, unsure = stage.kit.database, ["provider_called", "output_saved", "retry_scheduled"]
     once = database._once
 
@@ -310,10 +306,10 @@ def _disconnected() -> Any:
 
 
 @ANY_DATABASE
-def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
+def test_output_saved_by_another_attempt_does_not_confirm_the_own_commit(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The COMMIT was lost and took no effect; by the time it is looked for, another worker has the job."""
+    """The COMMIT had no effect; before it is confirmed, another worker locks the job and saves an output."""
     stage.engine.close()
     database, taken = stage.kit.database, list[str]()
     once = database._once
@@ -335,39 +331,39 @@ def test_an_output_that_another_attempt_saved_is_not_taken_for_the_own_one(
         assert taken == [job_id]
         assert "job.output_saved" not in [line["event"] for line in lines()]
     (call,) = stage.usage(job_id)
-    assert call["prompt_tokens"] == 100, "what it cost is known all the same"
+    assert call["prompt_tokens"] == 100, "the cost is recorded"
     assert stage.kit.job(job_id).output_hash == canonical_hash({"other": 1})
 
 
-def test_how_far_an_attempt_is_can_be_seen_while_it_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_visible_while_an_attempt_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aijobs.engine.progress.EVERY_S", 0.0)
     seen: list[int] = []
 
-    def look() -> None:
+    def read() -> None:
         seen.append(stage.kit.job(job_id).progress)
 
     def answer(request: Any, token: Any) -> str:
-        look()
+        read()
         for percent in (50, 20, 100):
             token.progress(percent)
-            look()
+            read()
         return json.dumps(CARDS)
 
-    class Looking:
-        key = "looking"
+    class Reading:
+        key = "reading"
 
         def project(self, session: Session, job: Any, validated_output: Any) -> ProjectionResult:
             seen.append(session.execute(select(AiJob.progress).where(AiJob.id == job.id)).scalar_one())
             return ProjectionResult([])
 
-    job_id = stage.new_cards(stage.asking(answer, projector=Looking()))
+    job_id = stage.new_cards(stage.asking(answer, projector=Reading()))
     assert stage.run(job_id) == "succeeded"
-    look()
+    read()
     assert seen == [10, 45, 45, 80, 90, 100]
     assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "output_saved", "succeeded"]
 
 
-def test_an_attempt_that_has_its_answer_already_begins_where_that_was_saved(stage: Stage) -> None:
+def test_attempt_with_a_saved_output_begins_at_90_percent(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking(CARDS, projector=Failing("fails_in_the_middle", 1)))
     stage.run(job_id)
     stage.kit.advance(10)
@@ -375,9 +371,7 @@ def test_an_attempt_that_has_its_answer_already_begins_where_that_was_saved(stag
 
 
 @ANY_DATABASE
-def test_a_script_says_how_far_it_is_and_a_lost_claim_keeps_its_word_out(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_of_a_script_is_ignored_after_its_lease_is_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aijobs.engine.progress.EVERY_S", 0.0)
     stage.engine.close()
 
@@ -393,4 +387,4 @@ def test_a_script_says_how_far_it_is_and_a_lost_claim_keeps_its_word_out(
 
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
     assert stage.run(job_id) == "lost"
-    assert stage.kit.job(job_id).progress == 0, "the newer attempt's own"
+    assert stage.kit.job(job_id).progress == 0, "the progress of the newer attempt"

@@ -1,4 +1,4 @@
-"""A MariaDB that takes 1 MiB in a statement: what is larger is refused by name, and never bought twice."""
+"""MariaDB with `max_allowed_packet` of 1 MiB: larger values are refused, and no answer is paid for twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Text(BaseModel):
 
 @pytest.fixture
 def small_kit(mariadb: MariaDbServer) -> Iterator[Kit]:
-    """Services over a server whose `max_allowed_packet` is 1 MiB."""
+    """Open a kit over a server whose `max_allowed_packet` is 1 MiB."""
     mariadb.ensure_running()
     url = mariadb.create_database(prepare_database)
     before = set_packet(mariadb, PACKET)
@@ -44,7 +44,7 @@ def small_kit(mariadb: MariaDbServer) -> Iterator[Kit]:
 
 
 def set_packet(server: MariaDbServer, size: int) -> int:
-    """Set the server's limit for new connections; what it was."""
+    """Set the server's limit for new connections and return the old one."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT @@global.max_allowed_packet")
         before = int(cursor.fetchone()[0])
@@ -59,16 +59,16 @@ def small_stage(small_kit: Kit) -> Iterator[Stage]:
 
 
 def texts(stage: Stage) -> str:
-    """A job type whose answers may be of any length."""
+    """Register a job type whose answers may be of any length."""
     return stage.define(replace(flashcard_generation.DEFINITION, output=Output("1", Text), projector=None), delay=10)
 
 
 def of_bytes(size: int) -> str:
-    """Chinese text of so many bytes."""
+    """Return Chinese text of so many bytes."""
     return "\u6e17" * (size // 3)
 
 
-def test_an_input_that_the_database_does_not_take_is_refused_with_the_limit(small_kit: Kit) -> None:
+def test_input_above_max_allowed_packet_is_refused_with_the_limit(small_kit: Kit) -> None:
     before = small_kit.counts()
     with small_kit.statements() as seen, pytest.raises(ApiError) as refused:
         small_kit.new_job({"output": {"text": of_bytes(PACKET)}})
@@ -77,11 +77,11 @@ def test_an_input_that_the_database_does_not_take_is_refused_with_the_limit(smal
     assert refused.value.details["limit"] == "maxAllowedPacket"
     assert 0 < PACKET - refused.value.details["allowed"] < 64
     written = {name for name, count in small_kit.counts().items() if count != before.get(name)}
-    assert written <= {"quota_usage"}, "the row that is made before"
-    assert sum("INSERT INTO ai_job_snapshots" in statement for statement in seen) == 1, "it was tried once"
+    assert written <= {"quota_usage"}, "its row is written in an earlier transaction"
+    assert sum("INSERT INTO ai_job_snapshots" in statement for statement in seen) == 1, "no retry"
 
 
-def test_an_answer_that_can_not_be_saved_is_bought_once(small_stage: Stage) -> None:
+def test_answer_above_max_allowed_packet_fails_the_job_after_one_call(small_stage: Stage) -> None:
     small_stage.provider.answers[:] = [f'{{"text": "{of_bytes(2_700_000)}"}}']
     job = small_stage.run_to_end(small_stage.new_cards(texts(small_stage)))
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "INTERNAL_CONFIG", 1)
@@ -94,13 +94,13 @@ def test_an_answer_that_can_not_be_saved_is_bought_once(small_stage: Stage) -> N
     assert "\u6e17" not in internal
 
 
-def test_a_scripts_output_that_can_not_be_saved_fails_the_job_at_once(small_stage: Stage) -> None:
+def test_script_output_above_max_allowed_packet_fails_the_job_at_once(small_stage: Stage) -> None:
     job_type = small_stage.scripted(lambda *_: {"output": {"text": of_bytes(2 * PACKET)}, "artifacts": 0})
     job = small_stage.run_to_end(small_stage.kit.new_job(job_type=job_type).id)
     assert (job.error_code, job.attempt_no) == ("INTERNAL_CONFIG", 1)
 
 
-def test_a_projectors_row_that_can_not_be_written_fails_the_job_at_once(small_stage: Stage) -> None:
+def test_projected_row_above_max_allowed_packet_fails_the_job_at_once(small_stage: Stage) -> None:
     def project(session: Session, job: Any) -> None:
         session.add(card_row(job.id, 0, of_bytes(2 * PACKET)))
 
@@ -108,7 +108,7 @@ def test_a_projectors_row_that_can_not_be_written_fails_the_job_at_once(small_st
     assert (job.error_code, job.attempt_no, len(small_stage.provider.requests)) == ("INTERNAL_CONFIG", 1, 1)
 
 
-def test_an_input_and_an_output_just_below_the_limit_are_taken(small_stage: Stage) -> None:
+def test_input_and_output_just_below_the_limit_are_accepted(small_stage: Stage) -> None:
     kit, text = small_stage.kit, of_bytes(largest(small_stage.kit) - 600)
     definition = replace(
         flashcard_generation.DEFINITION,
@@ -132,7 +132,7 @@ def largest(kit: Kit) -> int:
     return int(refused.value.details["allowed"])
 
 
-def test_a_server_that_takes_less_than_a_mebibyte_stops_the_start(mariadb: MariaDbServer, small_kit: Kit) -> None:
+def test_server_with_less_than_a_mebibyte_prevents_the_start(mariadb: MariaDbServer, small_kit: Kit) -> None:
     set_packet(mariadb, PACKET // 2)
     small_kit.database.dispose()
     with pytest.raises(SettingsError, match="max_allowed_packet is 524288 bytes: set it to 1048576") as refused:

@@ -1,4 +1,4 @@
-"""Deadlines, cancels, leases taken over, and shutdown: an attempt ends when it must, whatever its code does."""
+"""Deadlines, cancels, takeovers and shutdown: an attempt ends in time, whatever its code does."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from aijobs.engine.token import LOST, RELEASED, TIMEOUT
 from aijobs.errors import JobError
 from aijobs.jobs.lease import lease_of
 from tests.integration.engine.stage import CARDS, Held, Stage, open_stage
+from tests.support.databases import ANY_DATABASE, SERVERS
 from tests.support.jobs import STUBBORN_TYPE, Kit
 from tests.support.polling import poll
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 
 @pytest.fixture
 def hasty_stage(sqlite_kit: Kit) -> Iterator[Stage]:
-    """A stage that calls code stuck 0.3 s after its end."""
+    """Open a stage whose watcher treats code as stuck 0.3 s after the end of its attempt."""
     with open_stage(sqlite_kit, stuck_s=0.3) as opened:
         yield opened
 
@@ -45,18 +43,14 @@ def sleeping(seconds: float = 60) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("strategy", "attempts"), [("fail", 1), ("retry", 3)])
-def test_a_timeout_is_tried_again_only_where_the_definition_says_so(
-    sqlite_stage: Stage, strategy: str, attempts: int
-) -> None:
+def test_timeout_is_retried_only_if_the_definition_says_so(sqlite_stage: Stage, strategy: str, attempts: int) -> None:
     job_type = sqlite_stage.scripted(sleeping(), timeout_ms=1000, max_retries=2, abort_strategy=strategy)
     job = sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
     assert (job.lifecycle_status, job.error_code, job.attempt_no) == ("failed", "TIMEOUT", attempts)
 
 
 @pytest.mark.parametrize("strategy", ["fail", "retry"])
-def test_attempt_that_ran_out_of_time_is_a_warning_with_its_limit(
-    sqlite_stage: Stage, log_lines: Any, strategy: str
-) -> None:
+def test_timeout_is_logged_as_a_warning_with_its_limit(sqlite_stage: Stage, log_lines: Any, strategy: str) -> None:
     job_type = sqlite_stage.scripted(sleeping(), timeout_ms=1000, max_retries=1, abort_strategy=strategy)
     sqlite_stage.run_to_end(sqlite_stage.kit.new_job(job_type=job_type).id)
     lines = [line for line in log_lines() if line["event"] == "job.timed_out"]
@@ -65,7 +59,7 @@ def test_attempt_that_ran_out_of_time_is_a_warning_with_its_limit(
 
 
 @ANY_DATABASE
-def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stage) -> None:
+def test_slot_is_free_after_the_deadline_of_code_that_ignores_its_token(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id
     assert stage.run(job_id) == "failed"
@@ -80,7 +74,7 @@ def test_code_that_ignores_its_token_holds_no_slot_past_the_deadline(stage: Stag
 
 
 @ANY_DATABASE
-def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) -> None:
+def test_late_answer_is_not_saved_but_its_cost_is(stage: Stage) -> None:
     begun, go = threading.Event(), threading.Event()
 
     def answer(request: Any, token: Any) -> str:
@@ -98,13 +92,13 @@ def test_a_late_answer_of_a_provider_is_not_saved_but_its_cost_is(stage: Stage) 
     poll(lambda: not stage.active.all(), what="the code returned")
     (late,) = stage.usage(job_id)
     assert (late["state"], late["error_code"], late["billed"]) == ("failed", "TIMEOUT", "yes")
-    assert (late["prompt_tokens"], late["completion_tokens"]) == (100, 50), "the money is gone, and known"
+    assert (late["prompt_tokens"], late["completion_tokens"]) == (100, 50), "the cost is recorded"
     row = stage.kit.row(job_id)
     assert (row["lifecycle_status"], row["validated_output"], row["output_hash"]) == ("failed", None, None)
 
 
 @ANY_DATABASE
-def test_the_beat_stops_at_the_deadline(stage: Stage) -> None:
+def test_lease_is_not_renewed_after_the_deadline(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="retry", delay=5000)).id
     delivery = stage.start(job_id)
@@ -119,19 +113,19 @@ def test_the_beat_stops_at_the_deadline(stage: Stage) -> None:
     script.go.set()
 
 
-def test_code_that_does_not_return_makes_the_process_give_up(hasty_stage: Stage) -> None:
+def test_stuck_code_makes_the_process_abandon_and_release_other_leases(hasty_stage: Stage) -> None:
     stage, script = hasty_stage, Held()
     stuck = stage.kit.new_job(job_type=stage.scripted(script, timeout_ms=1000, abort_strategy="fail")).id
     stage.run(stuck)
     other = stage.start(stage.kit.new_job(job_type=stage.scripted(sleeping())).id)
-    assert stage.abandoned.wait(10), "nobody was told"
-    assert other.wait() == "released", "the other lease is given back first"
+    assert stage.abandoned.wait(10), "`abandon` was not called"
+    assert other.wait() == "released", "the other lease is released first"
     assert stage.run(stage.kit.new_job().id) == "put_back"
     script.go.set()
 
 
 class HeldProjector:
-    """A projector that goes on until it is told to, in the transaction that holds the job's row."""
+    """A projector that runs until `go` is set, in the transaction that locks the job's row."""
 
     key = "held"
 
@@ -140,7 +134,7 @@ class HeldProjector:
 
     def project(self, session: Any, job: Any, validated_output: Any) -> ProjectionResult:
         self.begun.set()
-        assert self.go.wait(60), "nobody let the projector go"
+        assert self.go.wait(60), "`go` was not set"
         return ProjectionResult([])
 
 
@@ -148,27 +142,27 @@ def answering(*_: Any) -> dict[str, Any]:
     return {"output": {}, "artifacts": 0}
 
 
-def test_a_projector_that_hangs_makes_the_process_give_up_whoever_it_locks_out(kit: Kit) -> None:
+def test_hanging_projector_makes_the_process_abandon(kit: Kit) -> None:
     projector = HeldProjector()
     with open_stage(kit, stuck_s=0.3) as stage:
         job_type = stage.scripted(answering, projector=projector, timeout_ms=1000)
         delivery = stage.start(stage.kit.new_job(job_type=job_type).id)
         assert projector.begun.wait(10)
-        assert not stage.abandoned.is_set(), "within its time it may take what it needs"
-        assert stage.abandoned.wait(10), "nobody was told"
+        assert not stage.abandoned.is_set(), "the deadline isn't over"
+        assert stage.abandoned.wait(10), "`abandon` was not called"
         projector.go.set()
-        assert delivery.wait() == "succeeded", "what ends before the process does is a success"
+        assert delivery.wait() == "succeeded", "it ended before the process did"
 
 
-@pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
-@pytest.mark.parametrize("timeout_ms", [60_000, 1000], ids=["with beats due", "past its deadline"])
-def test_a_slow_projection_holds_up_no_other_runs_cancel(stage: Stage, timeout_ms: int) -> None:
+@SERVERS
+@pytest.mark.parametrize("timeout_ms", [60_000, 1000], ids=["with renewals due", "after its deadline"])
+def test_slow_projection_does_not_delay_the_cancel_of_another_run(stage: Stage, timeout_ms: int) -> None:
     projector = HeldProjector()
     slow = stage.start(
         stage.kit.new_job(job_type=stage.scripted(answering, projector=projector, timeout_ms=timeout_ms)).id
     )
     assert projector.begun.wait(10)
-    time.sleep(1.2)  # Until a beat, or the deadline, has been due.
+    time.sleep(1.2)  # Until a renewal is due, or the deadline is over.
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
     other = stage.start(job_id)
     poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
@@ -179,7 +173,7 @@ def test_a_slow_projection_holds_up_no_other_runs_cancel(stage: Stage, timeout_m
 
 
 @ANY_DATABASE
-def test_an_attempt_that_gets_no_thread_holds_no_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_without_a_thread_releases_its_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = stage.kit.new_job().id
     start = threading.Thread.start
 
@@ -197,7 +191,7 @@ def test_an_attempt_that_gets_no_thread_holds_no_lease(stage: Stage, monkeypatch
     assert stage.run(job_id) == "succeeded"
 
 
-def test_code_that_returned_in_time_gives_nothing_up(hasty_stage: Stage) -> None:
+def test_process_does_not_abandon_if_the_code_returns_in_time(hasty_stage: Stage) -> None:
     job_type = hasty_stage.scripted(sleeping(), timeout_ms=1000, abort_strategy="fail")
     hasty_stage.run(hasty_stage.kit.new_job(job_type=job_type).id)
     assert not hasty_stage.abandoned.wait(1)
@@ -208,7 +202,7 @@ def test_code_that_returned_in_time_gives_nothing_up(hasty_stage: Stage) -> None
 
 @ANY_DATABASE
 @pytest.mark.parametrize("hinted", [True, False], ids=["with a hint", "by the database alone"])
-def test_a_running_job_is_cancelled_while_its_code_sleeps(stage: Stage, hinted: bool) -> None:
+def test_running_job_is_cancelled_while_its_code_sleeps(stage: Stage, hinted: bool) -> None:
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping())).id
     delivery = stage.start(job_id)
     poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
@@ -224,7 +218,7 @@ def test_a_running_job_is_cancelled_while_its_code_sleeps(stage: Stage, hinted: 
 
 
 @ANY_DATABASE
-def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
+def test_cancel_frees_the_slot_while_the_code_runs_on(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
     delivery = stage.start(job_id)
@@ -238,7 +232,7 @@ def test_a_cancel_frees_the_slot_though_the_code_goes_on(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_a_cancelled_call_is_closed_and_no_other_is_made(stage: Stage) -> None:
+def test_call_of_a_cancelled_job_is_closed_without_a_second_call(stage: Stage) -> None:
     def answer(request: Any, token: Any) -> str:
         token.sleep(60)
         raise AssertionError("unreachable")
@@ -253,7 +247,7 @@ def test_a_cancelled_call_is_closed_and_no_other_is_made(stage: Stage) -> None:
 
 
 class _Cancelling:
-    """Cancels a job at one step of its attempt, in the thread that walks it, when the watcher can't be faster."""
+    """Requests a cancel at one step of an attempt, in the attempt's own thread."""
 
     def __init__(self, stage: Stage, job_id: str) -> None:
         self._stage, self._job_id = stage, job_id
@@ -263,8 +257,8 @@ class _Cancelling:
 
 
 @pytest.mark.parametrize("step", ["before the call", "within the call", "after the output", "within the projection"])
-def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.engine.close()  # The watcher: what is looked at here is what the steps themselves see.
+def test_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.engine.close()  # Without the watcher: the steps themselves must see the cancel.
     job_id = stage.new_cards(stage.asking(CARDS))
     cancel = _Cancelling(stage, job_id)
     if step == "before the call":
@@ -281,7 +275,7 @@ def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monk
 
         def locked(session: Any, lease: Any) -> Any:
             job = lock_row(session, lease)
-            # Waits for the row's lock, and so comes after the success: a final job is answered as it is.
+            # It waits for the row's lock, so it comes after the success and changes nothing.
             asked.append(threading.Thread(target=cancel))
             asked[0].start()
             return job
@@ -302,7 +296,7 @@ def test_an_acknowledged_cancel_wins_at_every_step(stage: Stage, step: str, monk
 
 
 @ANY_DATABASE
-def test_a_cancel_wins_over_a_failure_and_over_a_retry(stage: Stage) -> None:
+def test_cancel_wins_over_failure_and_retry(stage: Stage) -> None:
     running: list[str] = []
 
     def failing_with(code: str) -> Callable[..., dict[str, Any]]:
@@ -319,7 +313,7 @@ def test_a_cancel_wins_over_a_failure_and_over_a_retry(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_a_job_that_waits_for_its_retry_is_cancelled_at_once(stage: Stage) -> None:
+def test_job_waiting_for_its_retry_is_cancelled_at_once(stage: Stage) -> None:
     job_id = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
     stage.run(job_id)
     stage.kit.jobs.cancel(job_id, "user:u1")
@@ -328,23 +322,23 @@ def test_a_job_that_waits_for_its_retry_is_cancelled_at_once(stage: Stage) -> No
     assert stage.run(job_id) == "not_taken"
 
 
-def test_a_type_that_is_not_cancellable_runs_to_its_end(sqlite_stage: Stage) -> None:
+def test_type_that_is_not_cancellable_runs_to_its_end(sqlite_stage: Stage) -> None:
     job = sqlite_stage.kit.new_job(job_type=STUBBORN_TYPE)
     assert sqlite_stage.run(job.id) == "succeeded"
 
 
-# --- a lease taken over --------------------------------------------------------------------------------------------
+# --- takeovers -----------------------------------------------------------------------------------------------------
 
 
 def _take_over(stage: Stage, job_id: str, instance: str = "worker-2") -> Any:
-    """What the reaper and another worker do after this one was thought lost."""
+    """Take the job as the reaper and another worker do if this worker is considered lost."""
     job = stage.kit.job(job_id)
     assert job.lock_until is not None
     stage.kit.lifecycle.expire(lease_of(job), job.lock_until, at_once=True)
     return stage.kit.lock(job_id, instance)
 
 
-def test_a_worker_whose_lease_was_taken_over_stops_and_writes_nothing(stage: Stage) -> None:
+def test_worker_stops_and_writes_nothing_after_its_lease_is_taken_over(stage: Stage) -> None:
     seen: list[str] = []
 
     def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
@@ -361,7 +355,7 @@ def test_a_worker_whose_lease_was_taken_over_stops_and_writes_nothing(stage: Sta
     newer = _take_over(stage, job_id)
     before = stage.kit.row(job_id)
     assert delivery.wait() == "lost"
-    # The slot is free before the attempt's own thread has noticed.
+    # The slot is free before the attempt's thread notices.
     assert poll(lambda: seen, what="the script was stopped") == ["LOCK_LOST"]
     assert stage.kit.row(job_id) == before
     stage.kit.lifecycle.mark_succeeded(newer)
@@ -369,7 +363,7 @@ def test_a_worker_whose_lease_was_taken_over_stops_and_writes_nothing(stage: Sta
 
 
 class LateAnswer:
-    """A provider's answer that comes when it is told to."""
+    """A provider's answer that arrives when `go` is set."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -383,7 +377,7 @@ class LateAnswer:
 
 @ANY_DATABASE
 @pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
-def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: Stage, watched: bool) -> None:
+def test_lost_worker_closes_its_own_call(stage: Stage, watched: bool) -> None:
     answer = LateAnswer('{"cards": []}')
     if not watched:
         stage.engine.close()
@@ -400,12 +394,12 @@ def test_a_call_of_a_worker_that_lost_its_lease_is_closed_by_its_opener(stage: S
     assert delivery.wait() == "lost"
     (call,) = stage.usage(job_id)
     assert (call["state"], call["prompt_tokens"], call["billed"]) == ("failed", 100, "yes")
-    assert stage.kit.row(job_id) == before, "nothing but usage is written by who holds nothing"
+    assert stage.kit.row(job_id) == before, "without a lease, only usage is written"
     assert stage.kit.job(job_id).locked_by == newer.token
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["noticed by the watcher", "noticed by its own write"])
-def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
+def test_answer_after_a_takeover_creates_no_cards(
     stage: Stage, watched: bool, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     answer = LateAnswer(json.dumps(CARDS))
@@ -426,29 +420,29 @@ def test_a_valid_answer_that_comes_after_a_takeover_becomes_no_cards(
     assert stage.kit.types(job_id) == ["created", "locked", "provider_called", "lease_lost", "locked"]
     (call,) = stage.usage(job_id)
     assert (call["state"], call["error_code"], call["billed"]) == ("failed", LOST, "yes")
-    assert (call["prompt_tokens"], call["completion_tokens"]) == (100, 50), "the money is gone, and known"
-    told = [line for line in log_lines() if line["event"] == "job.lock_lost"]
-    assert [(line["jobId"], line["attemptNo"]) for line in told] == [(job_id, 1)]
-    assert stage.kit.lifecycle.mark_succeeded(newer).attempt_no == 2, "the job is the newer worker's"
+    assert (call["prompt_tokens"], call["completion_tokens"]) == (100, 50), "the cost is recorded"
+    lines = [line for line in log_lines() if line["event"] == "job.lock_lost"]
+    assert [(line["jobId"], line["attemptNo"]) for line in lines] == [(job_id, 1)]
+    assert stage.kit.lifecycle.mark_succeeded(newer).attempt_no == 2, "the newer worker holds the job"
 
 
-def test_a_lost_lease_is_logged_once_though_the_watcher_looks_before_the_code_has_returned(
+def test_lost_lease_is_logged_once_if_the_watcher_checks_before_the_code_returns(
     sqlite_stage: Stage, log_lines: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = sqlite_stage
-    stage.engine.close()  # Its watcher looks when we say.
+    stage.engine.close()  # This test runs the watcher's checks itself.
 
     def answer(request: Any, token: Any) -> str:
         _take_over(stage, job_id)
         remove = stage.active.remove
 
-        def looked_at(run: Run) -> None:
-            look = threading.Thread(target=stage.watcher.check)
-            look.start()
-            look.join()
+        def check_and_remove(run: Run) -> None:
+            check = threading.Thread(target=stage.watcher.check)
+            check.start()
+            check.join()
             remove(run)
 
-        monkeypatch.setattr(stage.active, "remove", looked_at)
+        monkeypatch.setattr(stage.active, "remove", check_and_remove)
         return json.dumps(CARDS)
 
     job_id = stage.new_cards(stage.asking(answer))
@@ -458,8 +452,8 @@ def test_a_lost_lease_is_logged_once_though_the_watcher_looks_before_the_code_ha
 
 
 @ANY_DATABASE
-def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage) -> None:
-    """It finds the lease gone and closes the call; the answer comes a moment later, and says what was paid."""
+def test_cost_of_a_call_is_recorded_if_the_watcher_ends_the_attempt_first(stage: Stage) -> None:
+    """The watcher finds the lease gone and closes the call; the answer arrives a moment later."""
     stage.engine.close()
 
     def answer(request: Any, token: Any) -> str:
@@ -477,18 +471,18 @@ def test_a_watcher_that_ends_an_attempt_in_its_call_forgets_no_cost(stage: Stage
 
 
 @ANY_DATABASE
-def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: Any) -> None:
-    """The row names no holder any more from the commit on, a moment before the run knows that it ended."""
+def test_own_end_is_not_mistaken_for_a_lost_lease(stage: Stage, log_lines: Any) -> None:
+    """After the commit the row has no holder; a moment later the run is marked as ended."""
     stage.engine.close()
     for event_type in ("ai.job.completed", "ai.job.failed", "ai.job.cancelled"):
 
-        def look(_event: Any) -> None:
+        def check(_event: Any) -> None:
             watcher = threading.Thread(target=stage.watcher.check)
             watcher.start()
             watcher.join(10)
             assert not watcher.is_alive()
 
-        stage.kit.services.bus.subscribe(event_type, look)
+        stage.kit.services.bus.subscribe(event_type, check)
     assert stage.run(stage.kit.new_job().id) == "succeeded"
     assert stage.run(stage.kit.new_job({"raise": "CONTENT_SAFETY_BLOCKED"}).id) == "failed"
     assert [line for line in log_lines() if line["event"] == "job.lock_lost"] == []
@@ -498,16 +492,16 @@ def test_an_own_success_is_not_taken_for_a_lost_lease(stage: Stage, log_lines: A
 
 
 @ANY_DATABASE
-def test_a_drain_lets_an_attempt_finish_within_the_grace(stage: Stage) -> None:
+def test_drain_lets_an_attempt_end_within_the_grace_time(stage: Stage) -> None:
     job_id = stage.kit.new_job(job_type=stage.scripted(sleeping(0.3))).id
     delivery = stage.start(job_id)
     poll(lambda: stage.kit.job(job_id).locked_by, what="the job was taken")
     assert stage.engine.drain(20) == 0
     assert delivery.wait() == "succeeded"
-    assert stage.run(stage.kit.new_job().id) == "put_back", "nothing new is taken, and no message is lost"
+    assert stage.run(stage.kit.new_job().id) == "put_back", "a draining worker takes no job, and loses no message"
 
 
-def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(stage: Stage) -> None:
+def test_drain_releases_a_running_job_and_another_worker_locks_it_at_once(stage: Stage) -> None:
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
     delivery = stage.start(job_id)
@@ -527,7 +521,7 @@ def test_a_drain_gives_back_what_does_not_finish_and_another_takes_it_at_once(st
 
 
 @ANY_DATABASE
-def test_a_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
+def test_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
     stage.engine.close()
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id
@@ -541,7 +535,7 @@ def test_a_drain_ends_a_cancelled_attempt_as_cancelled(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
+def test_code_that_stops_before_its_release_does_not_lose_the_lease(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = stage.kit.lifecycle.release
@@ -560,7 +554,7 @@ def test_code_that_stops_faster_than_it_is_released_loses_no_lease(
 
 
 @ANY_DATABASE
-def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_locked_during_the_start_of_a_drain_is_released(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     take = stage.engine._prepare.take
     ran: list[int] = []
 
@@ -579,7 +573,7 @@ def test_a_job_locked_while_the_drain_began_is_given_back(stage: Stage, monkeypa
 
 
 @ANY_DATABASE
-def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
+def test_call_of_a_released_attempt_is_closed_by_its_opener(stage: Stage) -> None:
     def answer(request: Any, token: Any) -> str:
         token.sleep(60)
         raise AssertionError("unreachable")
@@ -595,18 +589,18 @@ def test_a_released_call_is_closed_by_its_opener(stage: Stage) -> None:
 
 
 @ANY_DATABASE
-def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
+def test_renewal_right_after_a_success_reports_no_lost_lease(
     stage: Stage, log_lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.engine.close()
     monkeypatch.setattr(stage.watcher, "_heartbeat_s", 0.0)
 
-    def look(_event: Any) -> None:
+    def check(_event: Any) -> None:
         watcher = threading.Thread(target=stage.watcher.check)
         watcher.start()
         watcher.join(10)
 
-    stage.kit.services.bus.subscribe("ai.job.completed", look)
+    stage.kit.services.bus.subscribe("ai.job.completed", check)
     assert stage.run(stage.kit.new_job().id) == "succeeded"
     assert [line for line in log_lines() if line["event"] in ("job.lock_lost", "watcher.database.away")] == []
 
@@ -615,7 +609,7 @@ def test_a_beat_that_comes_between_a_success_and_its_word_calls_nothing_lost(
 
 
 @ANY_DATABASE
-def test_a_run_that_somebody_is_just_ending_keeps_no_other_from_its_cancel(stage: Stage) -> None:
+def test_run_that_another_thread_is_ending_does_not_delay_the_cancel_of_others(stage: Stage) -> None:
     slow, quick = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
     deliveries = {job_id: stage.start(job_id) for job_id in (slow, quick)}
     poll(lambda: len(stage.active.all()) == 2, what="both run")
@@ -629,11 +623,9 @@ def test_a_run_that_somebody_is_just_ending_keeps_no_other_from_its_cancel(stage
 
 
 @ANY_DATABASE
-@pytest.mark.parametrize("what", ["beat", "cancel"])
-def test_a_watcher_tries_once_at_a_look_and_again_at_the_next(
-    stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five tries at a row that is held would cost the other runs of the process their leases."""
+@pytest.mark.parametrize("what", ["renewal", "cancel"])
+def test_watcher_tries_each_write_once_per_check(stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tries at a locked row would cost the other runs of the process their leases."""
     stage.engine.close()
     script = Held()
     job_id = stage.kit.new_job(job_type=stage.scripted(script)).id

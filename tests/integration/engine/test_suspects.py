@@ -1,4 +1,4 @@
-"""An engine whose suspects run in a real child: who ends them, who hears of it, and what it costs."""
+"""Suspects in a real child process: how they end, how that is announced, and which deaths are charged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aijobs.queues.message import JobMessage
 from aijobs.settings import Settings
 from aijobs.wiring.engine import build_engine
 from aijobs.wiring.services import Services, build_services
-from tests.integration.engine.stage import Onlooker
+from tests.integration.engine.stage import RecordingPresence
 from tests.support import deadly_job
 from tests.support.messages import SECRET
 from tests.support.plug_ins import plug_in
@@ -36,25 +36,25 @@ from tests.support.rows import prepare_database
 
 ROOT = Path(__file__).parents[3]
 START_S = 60
-"""What a busy machine may take to start a child."""
+"""How long a busy machine may take to start a child."""
 
 
 @dataclass
 class Worker:
-    """One worker process: this one, with its child."""
+    """A worker in this process, with its children."""
 
     services: Services
     engine: ExecutionEngine
-    presence: Onlooker
+    presence: RecordingPresence
     heard: list[DomainEvent] = field(default_factory=list)
 
     def new_job(self, *calls: dict[str, Any], user: str = "learner") -> str:
-        """A deadly job that has lost no worker."""
+        """Create a deadly job that has lost no worker."""
         request = CreateJobInput(user, deadly_job.JOB_TYPE, "Note", "n", {"calls": list(calls) or [{}]})
         return self.services.jobs.create_job(request).job.id
 
     def new_suspect(self, *calls: dict[str, Any], **columns: Any) -> str:
-        """A deadly job that lost a shared worker before."""
+        """Create a deadly job that has lost a worker, which ran other jobs too."""
         job_id = self.new_job(*calls)
         with self.services.database.transaction() as session:
             values = {"uncharged_losses": 1, **columns}
@@ -68,7 +68,7 @@ class Worker:
             return replace(outgoing(event, job).message, event_id=event.id)
 
     def run(self, job_id: str) -> AiJob:
-        """Deliver the job's message, and give it the place of suspects as soon as that can be had."""
+        """Deliver the message of a suspect, and run it as soon as a child is ready."""
         assert self.engine.execute(self.message(job_id)) == Outcome.SET_APART
         poll(self.engine.run_suspect, timeout=START_S, what="the suspect was run")
         return self.job(job_id)
@@ -79,23 +79,23 @@ class Worker:
         return job
 
     def ran_in(self, job_id: str) -> int:
-        """The pid of the process that the job succeeded in."""
+        """Return the pid of the process in which the job succeeded."""
         with self.services.database.read() as session:
             query = select(AiJobArtifact.artifact_id).where(AiJobArtifact.job_id == job_id)
             return int(session.execute(query).scalar_one())
 
     def history(self, job_id: str) -> list[tuple[str, str | None]]:
-        """Types and error codes."""
+        """Return types and error codes of the job's history."""
         with self.services.database.read() as session:
             query = select(AiJobEvent.type, AiJobEvent.error_code).where(AiJobEvent.job_id == job_id)
             return [(kind, code) for kind, code in session.execute(query.order_by(AiJobEvent.seq))]
 
     def children(self) -> list[psutil.Process]:
-        """Interpreters that this process has started for suspects."""
+        """Return the child processes for suspects."""
         return [child for child in psutil.Process().children() if "importlib" in " ".join(child.cmdline())]
 
     def events(self, job_id: str) -> list[str]:
-        """What the bus of this process told of the job."""
+        """Return the job's events on the bus of this process."""
         return [event.type for event in self.heard if event.job_id == job_id]
 
 
@@ -117,7 +117,7 @@ def worker(
     for name, value in env.items():
         monkeypatch.setenv(name, value)  # The child reads its own settings.
     monkeypatch.syspath_prepend(plug_in(tmp_path / "plug-in", "aijobs-deadly", {"deadly": "tests.support.deadly_job"}))
-    services, presence = build_services(Settings.load(env)), Onlooker()
+    services, presence = build_services(Settings.load(env)), RecordingPresence()
     engine = build_engine(services, presence, InstanceId.current(), lambda: None)  # type: ignore[arg-type]
     engine.start()
     worker = Worker(services, engine, presence)
@@ -130,7 +130,7 @@ def worker(
     services.broker.client.close()
 
 
-def test_innocent_suspects_succeed_in_one_kept_child_and_this_process_hears_of_it(worker: Worker) -> None:
+def test_innocent_suspects_succeed_in_one_child_and_their_ends_are_announced_here(worker: Worker) -> None:
     first, second = worker.new_suspect(), worker.new_suspect()
 
     assert [worker.run(job_id).lifecycle_status for job_id in (first, second)] == ["succeeded"] * 2
@@ -142,7 +142,7 @@ def test_innocent_suspects_succeed_in_one_kept_child_and_this_process_hears_of_i
     assert worker.job(first).losses == 1
 
 
-def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> None:
+def test_death_of_a_child_is_charged_and_the_child_is_replaced(worker: Worker) -> None:
     poison, innocent = worker.new_suspect({"way": "segv"}), worker.new_suspect()
 
     assert worker.run(poison).lifecycle_status == "running"
@@ -153,7 +153,7 @@ def test_a_child_that_dies_of_itself_is_charged_and_replaced(worker: Worker) -> 
     assert worker.run(innocent).lifecycle_status == "succeeded"
 
 
-def test_a_suspect_is_not_charged_for_what_the_one_before_it_left_in_the_child(worker: Worker, tmp_path: Path) -> None:
+def test_suspect_is_not_charged_for_a_child_that_ran_another_job(worker: Worker, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     alive.touch()
     before = worker.new_suspect({"way": "later", "wait_for": str(alive)})
@@ -166,18 +166,18 @@ def test_a_suspect_is_not_charged_for_what_the_one_before_it_left_in_the_child(w
     assert worker.history(innocent)[-1] == ("lease_lost", None)
 
 
-def test_a_suspect_whose_child_died_runs_next_in_a_child_that_ran_no_other(worker: Worker) -> None:
+def test_suspect_whose_child_died_runs_next_in_a_fresh_child(worker: Worker) -> None:
     before, innocent = worker.new_suspect(), worker.new_suspect(uncharged_losses=2)
     assert worker.run(before).lifecycle_status == "succeeded"
     assert worker.run(innocent).lifecycle_status == "succeeded"
     assert worker.ran_in(before) != worker.ran_in(innocent)
 
 
-def test_a_child_that_dies_and_leaves_a_fork_behind_is_charged(worker: Worker) -> None:
+def test_death_of_a_child_that_leaves_a_fork_is_charged(worker: Worker) -> None:
     assert worker.run(worker.new_suspect({"way": "leaves a fork"})).lost_count == 1
 
 
-def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worker: Worker) -> None:
+def test_last_charged_death_fails_the_job_and_is_announced_here(worker: Worker) -> None:
     poison = worker.new_suspect({"way": "memory"}, lost_count=1)
 
     job = worker.run(poison)
@@ -186,7 +186,7 @@ def test_the_last_charged_death_fails_the_job_and_this_process_hears_of_it(worke
     assert worker.events(poison) == ["ai.job.failed"]
 
 
-def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_start(worker: Worker) -> None:
+def test_retry_of_a_job_that_failed_by_lost_workers_runs_in_a_child(worker: Worker) -> None:
     lifecycle, parent = worker.services.lifecycle, worker.new_suspect()
     lease = lease_of(lifecycle.lock_job(parent, "another-worker").job)
     lifecycle.mark_failed(lease, JobErrorInfo.of("INTERNAL_WORKER_LOST", "gone"))
@@ -198,7 +198,7 @@ def test_the_retry_of_a_job_that_failed_by_its_lost_workers_runs_alone_from_the_
 
 
 @pytest.mark.long
-def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
+def test_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     job = worker.run(worker.new_suspect({"way": "stuck"}))
 
     assert (job.lifecycle_status, job.error_code, job.lost_count) == ("failed", "TIMEOUT", 0)
@@ -206,7 +206,7 @@ def test_the_deadline_kills_a_stuck_child_without_a_charge(worker: Worker) -> No
     assert not worker.children()
 
 
-def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
+def test_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     job_id = worker.new_suspect({"way": "stuck"})
     worker.engine.execute(worker.message(job_id))
     slot = threading.Thread(target=lambda: poll(worker.engine.run_suspect, timeout=START_S))
@@ -220,7 +220,7 @@ def test_a_cancel_kills_a_stuck_child_without_a_charge(worker: Worker) -> None:
     assert worker.events(job.id) == ["ai.job.cancelled"]
 
 
-def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphaned_child_ends_by_its_own_alarm(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aijobs.engine.child_attempts.ORPHAN_S", -4, raising=False)  # Before its parent would kill it.
     assert worker.run(worker.new_suspect({"way": "stuck"})).lost_count == 1
 
@@ -235,12 +235,12 @@ def test_a_child_that_nobody_kills_ends_by_its_own_alarm(worker: Worker, monkeyp
     ],
     ids=["of another attempt", "of no attempt", "of another shape", "no JSON"],
 )
-def test_a_child_that_gives_no_answer_of_its_attempt_is_killed_and_charged(worker: Worker, answer: str) -> None:
+def test_child_with_an_invalid_answer_is_killed_and_charged(worker: Worker, answer: str) -> None:
     assert worker.run(worker.new_suspect({"way": "answers", "answer": answer})).lost_count == 1
     assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
 
 
-def test_a_fork_that_returns_from_a_suspects_code_serves_no_further(worker: Worker) -> None:
+def test_fork_of_a_child_runs_no_other_job(worker: Worker) -> None:
     job_id = worker.new_suspect({"way": "both return"})
     assert worker.run(job_id).lifecycle_status == "succeeded"
     assert worker.events(job_id) == ["ai.job.completed"]
@@ -253,25 +253,25 @@ def test_a_fork_that_returns_from_a_suspects_code_serves_no_further(worker: Work
     assert worker.run(worker.new_suspect()).lifecycle_status == "succeeded"
 
 
-def test_a_suspects_standard_input_is_empty(worker: Worker) -> None:
+def test_standard_input_of_a_suspect_is_empty(worker: Worker) -> None:
     assert worker.run(worker.new_suspect({"way": "cat"})).lifecycle_status == "succeeded"
 
 
-def test_a_message_that_comes_again_while_its_job_waits_is_dropped(worker: Worker) -> None:
+def test_repeated_message_of_a_waiting_suspect_is_dropped(worker: Worker) -> None:
     job_id = worker.new_suspect()
     for _ in range(3):
         assert worker.engine.execute(worker.message(job_id)) == Outcome.SET_APART
     poll(worker.engine.run_suspect, timeout=START_S, what="the suspect was run")
-    assert not worker.engine.run_suspect(), "it waited once"
+    assert not worker.engine.run_suspect(), "only one run was waiting"
     assert [kind for kind, _ in worker.history(job_id)] == ["created", "locked", "succeeded"]
 
 
-def test_a_suspect_waits_for_no_child_that_is_still_starting(worker: Worker) -> None:
+def test_slot_does_not_wait_for_a_starting_child(worker: Worker) -> None:
     worker.engine.execute(worker.message(worker.new_suspect()))
-    assert worker.engine.run_suspect() is False, "the slot is free for good jobs meanwhile"
+    assert worker.engine.run_suspect() is False, "the slot is free for other jobs"
 
 
-def test_a_child_that_cannot_start_charges_nobody(
+def test_failed_start_of_a_child_is_not_charged(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     monkeypatch.setattr("aijobs.engine.child.MODULE", "aijobs.no_such_module")
@@ -287,7 +287,7 @@ def test_a_child_that_cannot_start_charges_nobody(
     assert [kind for kind, _ in worker.history(job_id)] == ["created"]
 
 
-def test_after_a_loss_a_job_that_kills_its_process_is_charged_and_takes_no_other_with_it(worker: Worker) -> None:
+def test_after_a_loss_only_the_job_that_kills_its_child_is_charged(worker: Worker) -> None:
     poison, innocent = worker.new_job({"way": "exit"}), worker.new_job()
     worker.engine.alarm()
 
@@ -300,7 +300,7 @@ def test_after_a_loss_a_job_that_kills_its_process_is_charged_and_takes_no_other
     assert worker.events(innocent) == ["ai.job.completed"]
 
 
-def test_after_a_loss_other_users_go_before_the_one_whose_job_killed_its_process(worker: Worker) -> None:
+def test_after_a_loss_jobs_of_other_users_come_before_those_of_the_user_who_caused_it(worker: Worker) -> None:
     poison, next_one = worker.new_job({"way": "exit"}), worker.new_job()
     other = worker.new_job(user="another")
     worker.engine.alarm()
@@ -312,7 +312,7 @@ def test_after_a_loss_other_users_go_before_the_one_whose_job_killed_its_process
     assert worker.job(next_one).lifecycle_status == "queued"
 
 
-def test_without_a_loss_for_a_while_jobs_run_in_the_worker_again(
+def test_jobs_run_in_the_worker_again_after_a_while_without_a_loss(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aijobs.engine.isolation.ALARM_S", 0.0)
@@ -322,9 +322,7 @@ def test_without_a_loss_for_a_while_jobs_run_in_the_worker_again(
     assert worker.ran_in(job_id) == os.getpid()
 
 
-def test_a_job_that_finds_no_child_after_a_loss_is_put_back_unlocked(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_is_put_back_if_no_child_is_ready_after_a_loss(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aijobs.engine.child.MODULE", "aijobs.no_such_module")
     monkeypatch.setattr("aijobs.engine.isolation.CHILD_WAIT_S", 0.1)
     worker.engine.alarm()

@@ -1,4 +1,4 @@
-"""The second failure: what goes wrong while an attempt ends, and what is written down of errors."""
+"""Failures while an attempt ends, and the texts that are recorded of errors."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ from aijobs.logs import JOB_KEYS
 from aijobs.queues.message import PUT_BACK
 from aijobs.upkeep.reaper import LockReaper
 from tests.integration.engine.stage import CARDS, NOTES, Stage, Writing, card_row, saved_job
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import ANY_DATABASE, OTHERS_LATER, SERVERS
 from tests.support.polling import poll
-
-ANY_DATABASE = pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-"""For what has nothing to do with the kind of database."""
 
 CANARY = "canary-8f3a"
 
 
 class Faults:
-    """Database errors from the moment that a provider has answered: at one statement, or at all from one on."""
+    """Database errors once armed: at the `number`-th statement, and, if `lasting`, at all later ones."""
 
     def __init__(self, number: int, *, lasting: bool) -> None:
         self.number, self.lasting = number, lasting
@@ -63,7 +60,7 @@ def at_work(stage: Stage, faults: Faults) -> Iterator[None]:
 
 
 def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
-    """The job once passes and workers have done what they do anyway."""
+    """Run passes and attempts until the job has ended; return the job."""
     for _ in range(5):
         job = stage.kit.job(job_id)
         if job.lifecycle_status in FINAL:
@@ -72,7 +69,7 @@ def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
             return stage.run_to_end(job_id)
         stage.kit.advance(91)
         LockReaper(stage.kit.database, stage.kit.lifecycle).reap()
-    raise AssertionError("the job is out of reach")
+    raise AssertionError("the job did not end")
 
 
 @OTHERS_LATER
@@ -80,13 +77,13 @@ def helped_to_its_end(stage: Stage, job_id: str) -> AiJob:
     "lasting",
     [
         pytest.param(False, id="one statement"),
-        # An answer waits for an absent database until its attempt's time is up, for each statement that it begins at.
+        # Long, because for each statement the answer waits for the database until the deadline of its attempt.
         pytest.param(True, id="all from one on", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("ends", ["well", "in a failure", "in a retry"])
-def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage, ends: str, lasting: bool) -> None:
-    stage.engine.close()  # The watcher, whose statements would be counted too.
+def test_failure_of_any_statement_after_the_call_leaves_no_job_open(stage: Stage, ends: str, lasting: bool) -> None:
+    stage.engine.close()  # Otherwise the watcher's statements would be counted too.
     outcomes: dict[str, Any] = {
         "well": CARDS,
         "in a failure": JobError("CONTENT_SAFETY_BLOCKED"),
@@ -101,7 +98,7 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
                 raise outcomes[ends]
             return json.dumps(outcomes[ends])
 
-        # An answer is kept until the attempt's time is up, for a database that comes back.
+        # The attempt keeps an answer until its deadline and waits for the database.
         job_id = stage.new_cards(stage.asking(answer, CARDS, timeout_ms=1000 if lasting else 60_000))
         stage.provider.requests.clear()
         with at_work(stage, faults):
@@ -121,7 +118,7 @@ def test_no_statement_after_the_call_can_strand_a_job_when_it_fails(stage: Stage
 
 
 @ANY_DATABASE
-def test_an_answer_is_not_bought_again_because_the_database_was_away_when_it_came(stage: Stage) -> None:
+def test_answer_that_arrives_during_a_database_outage_is_saved_afterwards(stage: Stage) -> None:
     faults = Faults(1, lasting=True)
     back = threading.Timer(1.2, lambda: setattr(faults, "armed", False))
 
@@ -140,7 +137,7 @@ def test_an_answer_is_not_bought_again_because_the_database_was_away_when_it_cam
 
 
 @ANY_DATABASE
-def test_an_answer_waits_for_an_absent_database_no_longer_than_its_attempt_has_time(stage: Stage) -> None:
+def test_answer_waits_for_the_database_until_the_deadline_of_its_attempt(stage: Stage) -> None:
     faults = Faults(1, lasting=True)
 
     def answer(request: Any, token: Any) -> str:
@@ -156,10 +153,10 @@ def test_an_answer_waits_for_an_absent_database_no_longer_than_its_attempt_has_t
 
 
 @ANY_DATABASE
-def test_an_answer_that_was_saved_by_a_commit_nobody_answered_is_no_takeover(
+def test_answer_saved_by_an_unconfirmed_commit_is_projected_in_the_same_attempt(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database goes away with its answer to COMMIT, and can't be asked what became of it before it is back."""
+    """The answer to COMMIT is lost in an outage, so the COMMIT can be confirmed only afterwards."""
     transact, lost = stage.kit.database.transact, list[str]()
 
     def writing(work: Any, confirm: Any = None, **options: Any) -> Any:
@@ -178,8 +175,8 @@ def test_an_answer_that_was_saved_by_a_commit_nobody_answered_is_no_takeover(
     assert stage.kit.types(job_id).count("output_saved") == 1
 
 
-@pytest.mark.parametrize("database_server", ["postgresql", "mariadb"], indirect=True)
-def test_a_connection_that_is_cut_under_the_look_for_the_input_costs_the_job_no_retry(stage: Stage) -> None:
+@SERVERS
+def test_connection_cut_while_reading_the_input_costs_no_retry(stage: Stage) -> None:
     cut: list[int] = []
 
     def cutting(connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
@@ -199,7 +196,7 @@ def test_a_connection_that_is_cut_under_the_look_for_the_input_costs_the_job_no_
 
 
 @ANY_DATABASE
-def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: Stage) -> None:
+def test_cancel_that_cannot_be_written_is_completed_later(stage: Stage) -> None:
     stage.engine.close()
     faults = Faults(2, lasting=True)
 
@@ -216,7 +213,7 @@ def test_a_cancel_whose_writing_fails_reaches_nobody_and_is_done_later(stage: St
 
 
 @ANY_DATABASE
-def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_the_reaper(
+def test_cancel_that_the_attempt_cannot_write_is_left_to_the_reaper(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     stage.engine.close()
@@ -238,7 +235,7 @@ def test_a_cancel_seen_by_the_attempt_itself_that_cannot_be_written_is_left_to_t
 
 
 @ANY_DATABASE
-def test_a_message_that_comes_while_the_database_is_away_is_put_back_and_reaches_nobody(stage: Stage) -> None:
+def test_message_that_arrives_during_a_database_outage_is_put_back(stage: Stage) -> None:
     stage.engine.close()
     job_id = stage.kit.new_job().id
     message = stage.message(job_id)
@@ -250,7 +247,7 @@ def test_a_message_that_comes_while_the_database_is_away_is_put_back_and_reaches
 
 
 @ANY_DATABASE
-def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stage) -> None:
+def test_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stage) -> None:
     stage.engine.close()
     for number in range(1, 30):
         job_id = stage.kit.new_job().id
@@ -267,7 +264,7 @@ def test_a_database_error_after_the_lock_leaves_no_job_held_for_ever(stage: Stag
 
 
 @ANY_DATABASE
-def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
+def test_run_that_cannot_be_ended_does_not_delay_the_cancel_of_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = (stage.kit.new_job({"sleep_ms": 600_000}).id for _ in range(2))
@@ -288,7 +285,7 @@ def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_cancel(
     assert helped_to_its_end(stage, bad).lifecycle_status == "cancelled"
 
 
-# --- what is written down of errors ----------------------------------------------------------------------------------
+# --- texts of errors -------------------------------------------------------------------------------------------------
 
 
 class Unprintable(Exception):
@@ -308,7 +305,7 @@ class Unprintable(Exception):
     ],
     ids=["20 MB", "nul", "surrogates", "emoji", "unprintable", "coded"],
 )
-def test_no_error_text_keeps_a_job_from_failing(stage: Stage, error: Exception) -> None:
+def test_any_error_text_can_be_recorded(stage: Stage, error: Exception) -> None:
     def script(*_: Any) -> dict[str, Any]:
         raise error
 
@@ -316,11 +313,11 @@ def test_no_error_text_keeps_a_job_from_failing(stage: Stage, error: Exception) 
     assert job.lifecycle_status == "failed"
     text = stage.kit.row(job.id)["internal_error_message"]
     assert 0 < len(text.encode()) <= MAX_BYTES
-    assert stage.run(stage.kit.new_job().id) == "succeeded", "the worker is well"
+    assert stage.run(stage.kit.new_job().id) == "succeeded", "the worker still works"
 
 
 @ANY_DATABASE
-def test_the_internal_message_has_the_stack_and_no_secret_and_the_public_one_neither(stage: Stage) -> None:
+def test_internal_message_has_a_stack_without_secrets_and_public_message_has_neither(stage: Stage) -> None:
     def script(*_: Any) -> dict[str, Any]:
         raise ValueError("calling https://me:hunter2pass@host/v1 with sk-abcdefghijklmnop failed")
 
@@ -342,7 +339,7 @@ def _about(lines: list[dict[str, Any]], job_id: str) -> list[dict[str, Any]]:
 
 
 @ANY_DATABASE
-def test_every_line_about_a_job_has_the_eight_keys(stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> None:
+def test_each_log_line_of_a_job_has_the_eight_keys(stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]) -> None:
     well = stage.new_cards(stage.asking(CARDS))
     stage.run(well)
     ill = stage.kit.new_job({"raise": "PROVIDER_UNAVAILABLE"}).id
@@ -372,7 +369,7 @@ def test_every_line_about_a_job_has_the_eight_keys(stage: Stage, log_lines: Call
 
 
 @ANY_DATABASE
-def test_no_line_holds_input_output_or_the_words_of_an_error(
+def test_log_lines_contain_no_input_output_or_error_text(
     stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     answer = json.loads(json.dumps(CARDS).replace("What is osmosis?", f"What is {CANARY}?"))
@@ -390,13 +387,13 @@ def test_no_line_holds_input_output_or_the_words_of_an_error(
     lines = [json.dumps(line) for line in log_lines()]
     assert lines
     assert not [line for line in lines if CANARY in line]
-    assert CANARY in stage.kit.row(failed)["internal_error_message"], "the words are for operators alone"
+    assert CANARY in stage.kit.row(failed)["internal_error_message"], "the text is for operators only"
     for wanted in (job_id, failed):
         own = [line for line in lines if wanted in line]
         assert sum(map(len, own)) / stage.kit.job(wanted).attempt_no < 4096, "an attempt's lines are short"
 
 
-def test_a_value_too_long_for_its_column_repeats_once_and_leaks_no_parameters(
+def test_value_too_long_for_its_column_is_retried_once_and_not_logged(
     stage: Stage, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     def project(session: Any, job: Any) -> None:
@@ -412,20 +409,20 @@ def test_a_value_too_long_for_its_column_repeats_once_and_leaks_no_parameters(
 
 
 @ANY_DATABASE
-def test_a_fault_of_our_own_is_not_called_an_outage_of_the_database(
+def test_internal_error_is_not_logged_as_a_database_outage(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, log_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """Whoever is on call would look at the database, and find it well."""
+    """Otherwise the person on call would search for the fault in the database."""
 
     def fault(*_: Any, **_options: Any) -> Any:
         raise TypeError(CANARY)
 
     message = stage.message(stage.kit.new_job().id)
     monkeypatch.setattr(stage.engine._prepare, "take", fault)
-    monkeypatch.setattr(stage.watcher, "look", fault)
+    monkeypatch.setattr(stage.watcher, "check", fault)
     for _ in range(3):
         assert stage.engine.execute(message) == Outcome.NOT_TAKEN
-    poll(lambda: len([line for line in log_lines() if line["level"] == "error"]) == 2, what="both said so")
+    poll(lambda: len([line for line in log_lines() if line["level"] == "error"]) == 2, what="both have logged an error")
     errors = {line["event"]: line for line in log_lines() if line["level"] == "error"}
     assert set(errors) == {"engine.failed", "watcher.failed"}
     for line in errors.values():

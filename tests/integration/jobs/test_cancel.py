@@ -19,7 +19,6 @@ from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import END_EVENTS, FINAL
 from aijobs.outbox.models import OutboxEventType, OutboxState
-from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, STUBBORN_TYPE, Kit, open_kit, race
 from tests.support.rows import build_job
 
@@ -158,7 +157,6 @@ AGAINST: dict[str, Callable[[Kit, Lease], Any]] = {
 }
 
 
-@OTHERS_LATER
 @pytest.mark.parametrize("against", AGAINST)
 def test_acknowledged_cancel_wins_over_every_other_write(live_kit: Kit, against: str) -> None:
     kit = live_kit

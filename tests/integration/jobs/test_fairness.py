@@ -15,7 +15,6 @@ from aijobs.jobs.errors import AnotherUserNext, JobLockConflict
 from aijobs.jobs.lease import Lease, lease_of
 from aijobs.jobs.lifecycle.fairness import FEW_DUE
 from aijobs.jobs.models import AiJob
-from tests.support.databases import OTHERS_LATER
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit
 from tests.support.rows import build_job
@@ -245,7 +244,6 @@ def test_lock_does_not_read_jobs_that_are_not_due(sqlite_kit: Kit) -> None:
     assert effort(kit.database.engine, lock) < 3 * before
 
 
-@OTHERS_LATER
 def test_lock_of_a_second_job_reads_no_waiting_jobs(kit: Kit) -> None:
     """An index that begins with the queue or the user would also read all jobs that wait for a retry."""
     first, *rest = backlog(kit, "a", 8)
@@ -282,7 +280,6 @@ def test_expired_leases_count_toward_no_share(kit: Kit) -> None:
     assert refused(kit, a[1]).instead == b, "b has no live lease"
 
 
-@OTHERS_LATER
 def test_lock_reads_no_expired_leases(kit: Kit) -> None:
     """Each lock counts the live leases. Of a million expired ones it must read none."""
     mine = backlog(kit, "a", 20)
@@ -294,14 +291,14 @@ def test_lock_reads_no_expired_leases(kit: Kit) -> None:
     def lock_alone() -> None:
         kit.lifecycle.release(kit.lock(other))
 
-    def lock_and_look_for_another() -> None:
+    def lock_and_find_another() -> None:
         refused(kit, mine[-1])
 
-    works = (lock_alone, lock_and_look_for_another)
+    works = (lock_alone, lock_and_find_another)
     before = [efforts(kit, work) for work in works]
     many = {"lifecycle_status": "running", "attempt_no": 1, "next_attempt_at": BEGIN - timedelta(minutes=1)}
     backlog(kit, "z", FEW_DUE + 1, **many)
-    again = efforts(kit, lock_and_look_for_another)
+    again = efforts(kit, lock_and_find_another)
     for user in ("a", "b", "c"):
         backlog(kit, user, 1000, **EXPIRED)
     learn("ai_jobs")
@@ -335,7 +332,7 @@ def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
     with kit.statements() as seen:
         assert refused(kit, a[1]).instead == b[0]
     assert any("ix_ai_jobs_due (queue_name=? AND lifecycle_status=?" in line for line in plan(kit, seen[-2]))
-    assert any(TURNS in line for line in plan(kit, seen[-1]))
+    assert any(RING_INDEX in line for line in plan(kit, seen[-1]))
     assert len([statement for statement in seen if not statement.startswith("BEGIN")]) == 9, (
         "two for the message, four for the lock, three for fairness"
     )
@@ -343,10 +340,10 @@ def test_backlog_is_skipped_by_the_index(sqlite_kit: Kit) -> None:
     with kit.statements() as seen:
         refused(kit, a[1])
     search = next(statement for statement in seen if "UNION ALL" in statement)
-    assert sum(TURNS in line for line in plan(kit, search)) == 2
+    assert sum(RING_INDEX in line for line in plan(kit, search)) == 2
 
 
-TURNS = "ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND locked_by=? AND user_id>?)"
+RING_INDEX = "ix_ai_jobs_turns (queue_name=? AND lifecycle_status=? AND locked_by=? AND user_id>?)"
 
 
 def plan(kit: Kit, search: str) -> list[str]:

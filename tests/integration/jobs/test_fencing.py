@@ -17,7 +17,6 @@ from aijobs.db.statements import change_rows
 from aijobs.jobs.errors import JobLockConflict, LifecycleError, LockLost, RunsAlone
 from aijobs.jobs.lease import JobErrorInfo, Lease
 from aijobs.jobs.models import AiJob
-from tests.support.databases import OTHERS_LATER
 from tests.support.jobs import BEGIN, Kit, race
 
 ERROR = JobErrorInfo.of("PROVIDER_UNAVAILABLE", "no route")
@@ -398,7 +397,6 @@ def test_heartbeat_and_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
         assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"][: 2 + lost]
 
 
-@OTHERS_LATER
 def test_success_and_reaper_at_once_have_one_winner(live_kit: Kit) -> None:
     kit = live_kit
     for _ in range(25):

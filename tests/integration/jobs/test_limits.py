@@ -52,7 +52,6 @@ def reserve(kit: Kit) -> int:
 # --- jobs at once --------------------------------------------------------------------------------------------------
 
 
-@OTHERS_LATER
 def test_hundred_creates_at_once_create_as_many_jobs_as_allowed(database_server: Databases) -> None:
     with open_kit(scratch_database(database_server), user_active_jobs=7, quota_day_tokens=10**6) as kit:
         made = race(*(lambda: kit.jobs.create_job(EMPTY) for _ in range(100)))

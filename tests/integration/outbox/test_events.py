@@ -17,7 +17,7 @@ from aijobs.jobs.lease import JobErrorInfo
 from aijobs.jobs.models import AiJob
 from aijobs.outbox.models import OutboxEvent
 from aijobs.outbox.repository import OutboxRepository
-from tests.support.databases import OTHERS_LATER, SERVERS
+from tests.support.databases import SERVERS
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, race
 from tests.support.rows import build_job
 
@@ -178,7 +178,6 @@ def test_mark_under_an_old_claim_changes_nothing(kit: Kit) -> None:
     assert kit.events(job.id)[0].attempt_count == 2
 
 
-@OTHERS_LATER
 def test_dispatcher_finds_events_by_an_index(kit: Kit) -> None:
     with kit.database.transaction() as session:
         for status in ("published", "dead"):

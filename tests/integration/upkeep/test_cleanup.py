@@ -1,4 +1,4 @@
-"""Expired snapshots go; those of jobs that may still run stay."""
+"""Deletion of expired snapshots; those of open jobs are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snapshots(kit: Kit) -> set[str]:
 
 @pytest.mark.parametrize("state", ["queued", "running", "retrying", "cancel_requested"])
 @ANY_DATABASE
-def test_the_snapshot_of_a_job_that_is_not_final_stays_however_old(kit: Kit, state: str) -> None:
+def test_snapshot_of_an_open_job_is_kept(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     kit.advance(400 * DAY)
     assert SnapshotCleanup(kit.database, kit.clock).run() == 0
@@ -27,7 +27,7 @@ def test_the_snapshot_of_a_job_that_is_not_final_stays_however_old(kit: Kit, sta
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_the_snapshot_of_a_final_job_goes_when_it_has_expired_and_no_sooner(kit: Kit, state: str) -> None:
+def test_snapshot_of_a_final_job_is_deleted_when_it_expires(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     cleanup = SnapshotCleanup(kit.database, kit.clock)
     (row,) = kit.rows("ai_job_snapshots")
@@ -38,11 +38,11 @@ def test_the_snapshot_of_a_final_job_goes_when_it_has_expired_and_no_sooner(kit:
     before = kit.row(job_id)
     assert cleanup.run() == 1
     assert snapshots(kit) == set()
-    assert kit.row(job_id) == before, "the job itself stays"
+    assert kit.row(job_id) == before, "the job itself is kept"
     assert cleanup.run() == 0
 
 
-def test_old_snapshots_that_must_stay_hide_none_that_may_go(kit: Kit) -> None:
+def test_old_snapshots_of_open_jobs_do_not_hide_deletable_ones(kit: Kit) -> None:
     waiting = [kit.new_job().id for _ in range(5)]
     ended = [kit.job_in("failed")[0] for _ in range(5)]
     kit.advance(31 * DAY)
@@ -51,7 +51,7 @@ def test_old_snapshots_that_must_stay_hide_none_that_may_go(kit: Kit) -> None:
     assert not snapshots(kit) & set(ended)
 
 
-def test_two_at_once_do_no_harm(kit: Kit) -> None:
+def test_concurrent_cleanups_do_no_harm(kit: Kit) -> None:
     for _ in range(20):
         kit.job_in("failed")
     kit.advance(31 * DAY)

@@ -1,4 +1,4 @@
-"""The dispatcher: each event goes out once, one that can't go ends its job, and a broker that is away harms none."""
+"""The dispatcher: it sends each event once, fails the job after three failed attempts, and waits for the broker."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from tests.support.servers import ValkeyServer
 
 
 class Refusing:
-    """A broker that refuses the messages of some jobs, one by one, and counts what it is asked to send."""
+    """A broker that refuses the messages of some jobs and records all messages."""
 
     def __init__(self, *job_ids: str, error: Exception | None = None) -> None:
-        self.refused, self.error = set(job_ids), error or ValueError("secret words of a driver")
+        self.refused, self.error = set(job_ids), error or ValueError("secret text of a driver")
         self.sent: list[str] = []
         self.batches: list[list[str]] = []
 
@@ -54,7 +54,7 @@ class Refusing:
 
 
 class Dying(Refusing):
-    """A broker that kills its dispatcher when it is given the message of one of these jobs."""
+    """A broker that kills the dispatcher when it sends the message of one of these jobs."""
 
     def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
         if self.refused & {one.message.job_id for one in messages}:
@@ -63,7 +63,7 @@ class Dying(Refusing):
 
 
 class DyingAfterwards:
-    """A broker that has taken the messages when its dispatcher dies."""
+    """A broker that kills the dispatcher after it has accepted the messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -74,7 +74,7 @@ class DyingAfterwards:
 
 
 def dispatcher(kit: Kit, broker: Any = None, name: str = "d1", **options: Any) -> OutboxDispatcher:
-    """One whose cycle ends where nothing is left, on a slow machine too."""
+    """Return a dispatcher whose cycle ends only when no event is left, even on a slow machine."""
     services = kit.services
     options = {"fresh_s": 60, "tried_s": 60, **options}
     return OutboxDispatcher(
@@ -83,7 +83,7 @@ def dispatcher(kit: Kit, broker: Any = None, name: str = "d1", **options: Any) -
 
 
 def waiting_jobs(kit: Kit, count: int, **changes: Any) -> list[str]:
-    """Jobs whose creators could not hand their messages over."""
+    """Create jobs whose messages were not handed over."""
     kit.broker.away = True
     ids = [kit.new_job(**changes).id for _ in range(count)]
     kit.broker.away = False
@@ -92,7 +92,7 @@ def waiting_jobs(kit: Kit, count: int, **changes: Any) -> list[str]:
 
 
 def claim_by_the_dead(kit: Kit) -> None:
-    """Have a dispatcher claim all that is due, and die."""
+    """Claim all due events in the name of a dispatcher that doesn't exist."""
     outbox = kit.services.outbox_events
     with kit.database.read() as session:
         found = outbox.find_dispatchable(session, 500, tried=False)
@@ -104,7 +104,7 @@ def the_event(kit: Kit, job_id: str) -> OutboxEvent:
     return event
 
 
-# --- the way that it should go ---------------------------------------------------------------------------------------
+# --- success ---------------------------------------------------------------------------------------------------------
 
 
 def test_due_events_are_sent_and_marked(kit: Kit) -> None:
@@ -118,7 +118,7 @@ def test_due_events_are_sent_and_marked(kit: Kit) -> None:
     assert dispatcher(kit).cycle() == 0
 
 
-def test_four_dispatchers_send_a_thousand_events_once_each(live_kit: Kit) -> None:
+def test_four_dispatchers_send_each_of_a_thousand_events_once(live_kit: Kit) -> None:
     jobs = [build_job() for _ in range(1000)]
     with live_kit.database.transaction() as session:
         session.add_all(jobs)
@@ -157,14 +157,14 @@ def _enqueue(job: AiJob) -> dict[str, Any]:
 
 
 @ANY_DATABASE
-def test_a_job_that_was_locked_without_its_dispatcher_needs_none(kit: Kit) -> None:
+def test_event_of_a_locked_job_is_not_dispatched(kit: Kit) -> None:
     claim = kit.running()
     kit.advance(1)
     assert dispatcher(kit).cycle() == 0
     assert the_event(kit, claim.job_id).status == "published"
 
 
-def test_events_of_a_paused_queue_wait_and_the_others_go(kit: Kit) -> None:
+def test_events_of_a_paused_queue_wait_and_others_are_sent(kit: Kit) -> None:
     held = waiting_jobs(kit, 2)
     (free,) = waiting_jobs(kit, 1, job_type=BACKGROUND_TYPE)
     kit.pause("ai-interactive")
@@ -175,7 +175,7 @@ def test_events_of_a_paused_queue_wait_and_the_others_go(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> None:
+def test_event_of_an_unknown_type_is_marked_published_unsent(kit: Kit) -> None:
     with kit.database.transaction() as session:
         session.add(build_event(build_job(created_at=BEGIN), event_type="x.y", status="pending", published_at=None))
     broker = Refusing()
@@ -187,7 +187,7 @@ def test_an_event_of_an_unknown_type_is_set_aside_and_told_once(kit: Kit) -> Non
 
 
 @ANY_DATABASE
-def test_an_end_event_goes_nowhere_yet_and_is_published(kit: Kit) -> None:
+def test_end_event_is_marked_published_unsent(kit: Kit) -> None:
     job_id, _ = kit.job_in("failed")
     with kit.database.transaction() as session:
         stored = session.get_one(OutboxEvent, kit.events(job_id, "ai.job.failed")[0].id)
@@ -196,10 +196,10 @@ def test_an_end_event_goes_nowhere_yet_and_is_published(kit: Kit) -> None:
     assert kit.events(job_id, "ai.job.failed")[0].status == "published"
 
 
-# --- an event that can't go ------------------------------------------------------------------------------------------
+# --- failed events ---------------------------------------------------------------------------------------------------
 
 
-def test_one_refused_message_stops_no_other_of_its_batch(kit: Kit) -> None:
+def test_refused_message_does_not_stop_the_rest_of_its_batch(kit: Kit) -> None:
     bad, *good = waiting_jobs(kit, 5)
     broker = Refusing(bad)
     assert dispatcher(kit, broker).cycle() == 5
@@ -212,7 +212,7 @@ def test_one_refused_message_stops_no_other_of_its_batch(kit: Kit) -> None:
 
 @pytest.mark.parametrize("dispatchers", [1, 12])
 @ANY_DATABASE
-def test_the_third_failure_ends_event_and_job_together_after_ten_and_twenty_seconds(kit: Kit, dispatchers: int) -> None:
+def test_third_failure_after_10_and_20_seconds_ends_event_and_job(kit: Kit, dispatchers: int) -> None:
     (bad,) = waiting_jobs(kit, 1)
     broker = Refusing(bad)
     all_of_them = [dispatcher(kit, broker, f"d{n}") for n in range(dispatchers)]
@@ -233,8 +233,8 @@ def test_the_third_failure_ends_event_and_job_together_after_ten_and_twenty_seco
     assert kit.row(bad)["internal_error_message"] == "DISPATCH_FAILED: ValueError"
 
 
-def test_two_dispatchers_at_once_try_no_event_before_its_time(live_kit: Kit) -> None:
-    """The second found the event due, and claims it after the first has failed at it and put it back for later."""
+def test_second_dispatcher_does_not_claim_an_event_that_was_put_off_meanwhile(live_kit: Kit) -> None:
+    """The second dispatcher found the event due; before it claims, the first one fails and postpones the event."""
     kit = live_kit
     (bad,) = _live_waiting(kit, 1)
     broker = Refusing(bad)
@@ -254,7 +254,7 @@ def _live_waiting(kit: Kit, count: int) -> list[str]:
     return ids
 
 
-def test_a_job_that_waits_for_this_event_no_more_is_left_alone(kit: Kit) -> None:
+def test_third_failure_does_not_end_a_job_that_a_worker_has_locked(kit: Kit) -> None:
     (job_id,) = waiting_jobs(kit, 1)
     broker = Refusing(job_id)
     for wait in (10, 20):
@@ -263,13 +263,13 @@ def test_a_job_that_waits_for_this_event_no_more_is_left_alone(kit: Kit) -> None
 
     class Overtaken(Refusing):
         def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
-            # Another way than this event: a worker takes the job between the claim and the failure. The lock marks
-            # its event published, so it is put back under the claim here to show that the job decides.
-            claim = kit.lock(job_id)
+            # A worker locks the job between the claim and the failure. The lock marks the event published, so this
+            # test restores the claim to show that the job's state decides.
+            lease = kit.lock(job_id)
             with kit.database.transaction() as session:
                 stored = session.get_one(OutboxEvent, messages[0].event_id)
                 stored.status, stored.locked_by = "processing", held[0].locked_by
-            assert claim.attempt_no == 1
+            assert lease.attempt_no == 1
             return super().send(messages)
 
     held: list[OutboxEvent] = []
@@ -285,7 +285,7 @@ def test_a_job_that_waits_for_this_event_no_more_is_left_alone(kit: Kit) -> None
     assert kit.job(job_id).lifecycle_status == "running"
 
 
-def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_after_three(kit: Kit) -> None:
+def test_event_that_kills_its_dispatcher_is_dead_after_three_attempts_and_stops_no_other(kit: Kit) -> None:
     poison, *good = waiting_jobs(kit, 4)
     broker = Dying(poison)
     for _ in range(8):
@@ -298,29 +298,30 @@ def test_an_event_that_kills_its_dispatcher_takes_no_other_with_it_and_dies_afte
     assert kit.job(poison).error_code == "INTERNAL_NOT_DISPATCHED"
     assert {the_event(kit, job_id).status for job_id in good} == {"published"}
     assert sorted(broker.sent) == sorted(good)
-    assert all(len(batch) == 1 for batch in broker.batches), "what has used up an attempt goes alone"
+    assert all(len(batch) == 1 for batch in broker.batches), "a retried event is sent alone"
     before = kit.everything()
     kit.advance(600)
     dispatcher(kit).release_expired_claims()
     dispatcher(kit).cycle()
-    assert kit.everything() == before, "what is dead stays dead"
+    assert kit.everything() == before, "a dead event stays dead"
 
 
-def test_where_fresh_events_come_without_end_a_cycle_ends_and_those_that_were_tried_have_their_turn(
+def test_cycle_ends_and_sends_retried_events_during_an_endless_flow_of_fresh_ones(
     kit: Kit,
 ) -> None:
-    """Else a dead dispatcher's events wait for ever, a dispatcher at full speed counts as overdue, and SIGTERM cuts it
-    off in the middle of a claim."""
+    """Otherwise a dead dispatcher's events wait for ever, a busy one counts as overdue, and SIGTERM stops it during a
+    claim.
+    """
 
     class Flood(Refusing):
-        """While it is given one batch, the next comes in."""
+        """While it gets one batch, new events are created."""
 
         def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
             if len(self.batches) < 30:
                 fresh.extend(waiting_jobs(kit, 2))
             return super().send(messages)
 
-    assert FRESH_S + TRIED_S <= BeatScheduler.stop_wait_s / 2, "what was begun then ends in time, too"
+    assert FRESH_S + TRIED_S <= BeatScheduler.stop_wait_s / 2, "the last batch ends in time too"
     orphans = waiting_jobs(kit, 4)
     claim_by_the_dead(kit)
     kit.advance(61)
@@ -329,14 +330,14 @@ def test_where_fresh_events_come_without_end_a_cycle_ends_and_those_that_were_tr
     sender = dispatcher(kit, broker, batch=2, fresh_s=0, tried_s=0)
     assert sender.release_expired_claims() == 4
     assert [sender.cycle() for _ in range(5)] == [3, 3, 3, 3, 2]
-    turns = [[fresh[2 * n : 2 * n + 2], orphans[n : n + 1]] for n in range(4)]
-    assert broker.batches == [*chain(*turns), fresh[8:10]]
+    cycles = [[fresh[2 * n : 2 * n + 2], orphans[n : n + 1]] for n in range(4)]
+    assert broker.batches == [*chain(*cycles), fresh[8:10]]
 
 
 @pytest.mark.parametrize("tried", [False, True], ids=["fresh", "tried"])
-def test_a_queue_that_is_paused_after_a_dispatcher_looked_keeps_its_events(kit: Kit, tried: bool) -> None:
+def test_queue_paused_during_a_cycle_keeps_its_events(kit: Kit, tried: bool) -> None:
     class Pausing(Refusing):
-        """While it is given the first, an operator pauses the queue."""
+        """While it gets the first batch, an operator pauses the queue."""
 
         def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
             if not self.batches:
@@ -356,7 +357,7 @@ def test_a_queue_that_is_paused_after_a_dispatcher_looked_keeps_its_events(kit: 
 
 
 @ANY_DATABASE
-def test_what_was_sent_before_the_broker_went_away_is_counted(kit: Kit) -> None:
+def test_cycle_counts_events_sent_before_the_broker_went_away(kit: Kit) -> None:
     class Leaving(Refusing):
         def send(self, messages: Sequence[OutgoingMessage]) -> Mapping[str, Exception]:
             if len(self.batches) == 2:
@@ -369,7 +370,7 @@ def test_what_was_sent_before_the_broker_went_away_is_counted(kit: Kit) -> None:
     waiting_jobs(kit, 3)
     sender = dispatcher(kit, Leaving())
     assert sender.release_expired_claims() == 2
-    assert sender.cycle() == 4, "three together, one alone, and then it was gone"
+    assert sender.cycle() == 4, "three together, one alone, then the broker is away"
 
 
 def _claimable(kit: Kit, job_id: str) -> bool:
@@ -377,11 +378,11 @@ def _claimable(kit: Kit, job_id: str) -> bool:
 
 
 @OTHERS_LATER
-def test_dead_events_make_no_poll_dearer_however_many_and_are_never_sent_again(
+def test_dead_events_do_not_slow_down_polls_and_are_never_sent_again(
     create_database: Callable[..., str],
 ) -> None:
-    """Dead rows once stayed among those that each poll went through, and piled up for ever."""
-    # A database of its own: so many rows are dropped sooner than wiped, and nobody else's reading is counted.
+    """An earlier defect: each poll read all dead rows."""
+    # A database of its own: dropping so many rows is faster than deleting, and no other reads are counted.
     with open_kit(create_database(prepare_database), clock=ManualClock(BEGIN)) as kit:
         broker = Refusing()
         one = dispatcher(kit, broker)
@@ -410,11 +411,11 @@ def test_dead_events_make_no_poll_dearer_however_many_and_are_never_sent_again(
         assert len(broker.sent) == 20
 
 
-# --- claims of dispatchers that died ---------------------------------------------------------------------------------
+# --- claims of dead dispatchers --------------------------------------------------------------------------------------
 
 
 @ANY_DATABASE
-def test_claims_of_a_dead_dispatcher_are_released_after_a_minute_and_no_sooner(kit: Kit) -> None:
+def test_claims_of_a_dead_dispatcher_are_released_after_60_seconds(kit: Kit) -> None:
     ids = waiting_jobs(kit, 40)
     claim_by_the_dead(kit)
     running = dispatcher(kit, name="another", batch=15)
@@ -427,8 +428,8 @@ def test_claims_of_a_dead_dispatcher_are_released_after_a_minute_and_no_sooner(k
     assert {the_event(kit, job_id).status for job_id in ids[:5]} == {"published"}
 
 
-def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> None:
-    """The pass read a claim that ran out; before it acts, the event is given back and claimed by another."""
+def test_release_of_an_expired_claim_does_not_end_a_job_whose_event_has_a_new_claim(kit: Kit) -> None:
+    """The pass reads an expired claim; before it acts, the event is released and claimed by another dispatcher."""
     (job_id,) = waiting_jobs(kit, 1)
     outbox = kit.services.outbox_events
     event_id = the_event(kit, job_id).id
@@ -445,11 +446,11 @@ def test_a_claim_that_was_taken_over_is_not_buried_with_its_job(kit: Kit) -> Non
     assert (the_event(kit, job_id).status, the_event(kit, job_id).locked_by) == ("processing", "d2/b")
 
 
-# --- dispatchers that died with their message sent -------------------------------------------------------------------
+# --- dispatchers that die after sending ------------------------------------------------------------------------------
 
 
 def _sent_by_the_dead(kit: Kit, stage: Stage) -> str:
-    """A job whose message is with the broker, and whose dispatcher died before it could say so."""
+    """Create a job whose message is in the queue and whose dispatcher died before it marked the event published."""
     (job_id,) = waiting_jobs(kit, 1, job_type=stage.asking(CARDS), input=NOTES)
     with pytest.raises(KeyboardInterrupt):
         dispatcher(kit, DyingAfterwards(kit.broker), "dead").cycle()
@@ -464,7 +465,7 @@ def _ran_once(kit: Kit, stage: Stage, job_id: str) -> None:
     assert len(kit.rows("ai_job_artifacts", job_id=job_id)) == kit.job(job_id).artifact_count == len(CARDS["cards"])
 
 
-def test_a_dispatcher_that_dies_after_its_send_costs_a_second_message_and_no_second_run(kit: Kit) -> None:
+def test_dispatcher_that_dies_after_sending_causes_a_second_message_but_one_run(kit: Kit) -> None:
     with open_stage(kit) as stage:
         job_id = _sent_by_the_dead(kit, stage)
         first = kit.broker.take("ai-background")
@@ -473,7 +474,7 @@ def test_a_dispatcher_that_dies_after_its_send_costs_a_second_message_and_no_sec
         assert (other.release_expired_claims(), other.cycle()) == (1, 1)
         second = kit.broker.take("ai-background")
         assert first is not None
-        assert first == second, "nothing tells the two apart"
+        assert first == second, "the two are equal"
         published = the_event(kit, job_id)
         assert (published.status, published.attempt_count) == ("published", 2)
         kit.advance(1)
@@ -483,15 +484,15 @@ def test_a_dispatcher_that_dies_after_its_send_costs_a_second_message_and_no_sec
         assert the_event(kit, job_id).published_at == published.published_at, "published once"
 
 
-def test_a_job_that_began_before_its_dead_dispatchers_claim_ran_out_is_sent_no_second_time(kit: Kit) -> None:
+def test_message_is_not_sent_again_if_the_job_is_locked_before_the_claim_expires(kit: Kit) -> None:
     other = dispatcher(kit, name="d2")
-    settled: list[tuple[str, str | None]] = []
+    states: list[tuple[str, str | None]] = []
     sent_again: list[int] = []
 
     def answer(_request: Any, _token: Any) -> str:
-        """The claim's time is over while the provider thinks."""
+        """Let the claim expire during the provider call."""
         event = the_event(kit, job_id)
-        settled.append((event.status, event.locked_by))
+        states.append((event.status, event.locked_by))
         kit.advance(61)
         sent_again.extend((other.release_expired_claims(), other.cycle()))
         return json.dumps(CARDS)
@@ -501,16 +502,16 @@ def test_a_job_that_began_before_its_dead_dispatchers_claim_ran_out_is_sent_no_s
         stage.provider.answers[:] = [answer]
         assert stage.engine.execute(kit.broker.take("ai-background")) == "succeeded"
         sent_again.extend((other.release_expired_claims(), other.cycle()))
-        assert (settled, sent_again) == ([("published", None)], [0, 0, 0, 0])
+        assert (states, sent_again) == ([("published", None)], [0, 0, 0, 0])
         assert kit.broker.pending_count("ai-background") == 0
         _ran_once(kit, stage, job_id)
 
 
-# --- the broker is away ----------------------------------------------------------------------------------------------
+# --- broker outages --------------------------------------------------------------------------------------------------
 
 
 @ANY_DATABASE
-def test_a_broker_that_is_away_uses_up_nothing_however_long(kit: Kit) -> None:
+def test_broker_outage_uses_up_no_attempts(kit: Kit) -> None:
     ids = waiting_jobs(kit, 3)
     kit.broker.away = True
     for n in range(20):
@@ -526,7 +527,7 @@ def test_a_broker_that_is_away_uses_up_nothing_however_long(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_an_event_that_failed_before_keeps_its_count_while_the_broker_is_away(kit: Kit) -> None:
+def test_attempt_count_of_a_failed_event_stays_during_a_broker_outage(kit: Kit) -> None:
     (job_id,) = waiting_jobs(kit, 1)
     dispatcher(kit, Refusing(job_id)).cycle()
     kit.advance(10)
@@ -539,9 +540,7 @@ def test_an_event_that_failed_before_keeps_its_count_while_the_broker_is_away(ki
 
 
 @ANY_DATABASE
-def test_one_dispatcher_waits_longer_each_time_and_recovers_by_itself(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dispatcher_backs_off_during_a_broker_outage_and_recovers(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("aijobs.upkeep.dispatcher.time.monotonic", lambda: now[0])
     waiting_jobs(kit, 1)
@@ -558,7 +557,7 @@ def test_one_dispatcher_waits_longer_each_time_and_recovers_by_itself(
     assert one.cycle() == 1
 
 
-def test_a_wait_starts_anew_after_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_starts_again_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("aijobs.upkeep.dispatcher.time.monotonic", lambda: now[0])
     backoff = Backoff()
@@ -574,11 +573,11 @@ def test_a_wait_starts_anew_after_it_worked(monkeypatch: pytest.MonkeyPatch) -> 
     assert backoff.is_over
 
 
-# --- the database fails at one event ---------------------------------------------------------------------------------
+# --- database errors at one event ------------------------------------------------------------------------------------
 
 
 def _failing_for(kit: Kit, part: str) -> Any:
-    """The database refuses statements whose parameters hold `part`."""
+    """Return a context in which updates with `part` in their parameters fail."""
 
     @contextmanager
     def failing() -> Any:
@@ -596,14 +595,14 @@ def _failing_for(kit: Kit, part: str) -> Any:
 
 
 @ANY_DATABASE
-def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
+def test_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
     bad = waiting_jobs(kit, 3)
     broker = Refusing(*bad)
     one = dispatcher(kit, broker)
-    trouble = the_event(kit, bad[0]).id
+    failing = the_event(kit, bad[0]).id
 
     def fails(session: Any, event: OutboxEvent, *rest: Any) -> int:
-        if event.id == trouble:
+        if event.id == failing:
             raise OperationalError("UPDATE", {}, Exception("disk I/O error"))
         return mark(session, event, *rest)
 
@@ -619,7 +618,7 @@ def test_a_database_error_at_one_failed_event_stops_no_other(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
+def test_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
     ids = waiting_jobs(kit, 5)
     claim_by_the_dead(kit)
     kit.advance(61)
@@ -629,7 +628,9 @@ def test_a_claim_that_cannot_be_released_stops_no_other(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_broker_is_called_back_only_by_a_cycle_that_sent_something(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_is_logged_as_back_only_after_a_cycle_that_sent_something(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Backoff, "is_over", True)
     (waiting,) = waiting_jobs(kit, 1)
     one = dispatcher(kit)
@@ -639,18 +640,18 @@ def test_a_broker_is_called_back_only_by_a_cycle_that_sent_something(kit: Kit, m
         with kit.database.transaction() as session:
             stored = session.get_one(OutboxEvent, the_event(kit, waiting).id)
             stored.event_type = "ai.job.odd"
-        assert one.cycle() == 1, "set aside without asking the broker"
+        assert one.cycle() == 1, "it was marked published without the broker"
         assert [line["event"] for line in lines() if "broker" in line["event"]] == ["dispatcher.broker.away"]
         waiting_jobs(kit, 1)
         assert one.cycle() == 1
         assert [line["event"] for line in lines() if "dispatcher.b" in line["event"]][1:] == ["dispatcher.broker.back"]
 
 
-# --- the creator's own hand ------------------------------------------------------------------------------------------
+# --- hand-over by the creator ----------------------------------------------------------------------------------------
 
 
 class Broken:
-    """A broker whose `send` raises this."""
+    """A broker whose `send` raises an error."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.asked = error, 0
@@ -661,20 +662,20 @@ class Broken:
 
 
 @ANY_DATABASE
-def test_a_message_is_sent_after_the_commit_and_never_before(kit: Kit) -> None:
+def test_message_is_handed_over_after_the_commit(kit: Kit) -> None:
     seen: list[int] = []
     send = kit.broker.send
     kit.broker.send = lambda messages: (seen.append(len(kit.rows("ai_jobs"))), send(messages))[1]
     job = kit.new_job()
-    assert seen == [1], "another connection sees the job when its message leaves"
+    assert seen == [1], "the job is committed when its message is sent"
     message = kit.broker.take("ai-interactive")
     assert message is not None
     assert message.job_id == job.id
-    assert the_event(kit, job.id).status == "pending", "who hands over claims and marks nothing"
+    assert the_event(kit, job.id).status == "pending", "the hand-over marks nothing"
 
 
 @ANY_DATABASE
-def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolled_back_job_sends_no_message(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError("between the inserts")
 
@@ -686,7 +687,7 @@ def test_a_job_that_was_rolled_back_sends_nothing(kit: Kit, monkeypatch: pytest.
 
 
 @ANY_DATABASE
-def test_a_second_send_by_the_dispatcher_is_no_second_message(kit: Kit) -> None:
+def test_dispatcher_sends_no_second_message_after_the_hand_over(kit: Kit) -> None:
     kit.new_job()
     kit.advance(1)
     assert dispatcher(kit).cycle() == 1
@@ -695,7 +696,7 @@ def test_a_second_send_by_the_dispatcher_is_no_second_message(kit: Kit) -> None:
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), RuntimeError("a bug"), OSError()], ids=repr)
 @ANY_DATABASE
-def test_trouble_in_sending_reaches_no_creator_and_silences_it_for_five_seconds(
+def test_hand_over_error_is_hidden_from_the_creator_and_pauses_hand_over_for_five_seconds(
     kit: Kit, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -710,15 +711,15 @@ def test_trouble_in_sending_reaches_no_creator_and_silences_it_for_five_seconds(
 
 
 @ANY_DATABASE
-def test_a_fault_of_our_own_in_handing_over_is_not_called_an_outage_of_the_broker(kit: Kit) -> None:
+def test_internal_error_in_the_hand_over_is_not_logged_as_a_broker_outage(kit: Kit) -> None:
     send = hand_over(Broken(TypeError("mine")))  # type: ignore[arg-type]
     message = _message(kit)
     with captured_lines() as lines:
         send(message)
-        (said,) = lines()
-    assert (said["event"], said["level"], said["error"]) == ("handover.failed", "error", "TypeError")
-    assert said["jobId"] == message.message.job_id
-    assert " send" in said["where"][-1]
+        (line,) = lines()
+    assert (line["event"], line["level"], line["error"]) == ("handover.failed", "error", "TypeError")
+    assert line["jobId"] == message.message.job_id
+    assert " send" in line["where"][-1]
 
 
 def _message(kit: Kit) -> OutgoingMessage:
@@ -727,7 +728,7 @@ def _message(kit: Kit) -> OutgoingMessage:
 
 
 @ANY_DATABASE
-def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
+def test_dispatcher_log_has_no_error_text(kit: Kit) -> None:
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("DEBUG", stream=stream)
@@ -741,14 +742,14 @@ def test_what_the_dispatcher_logs_holds_no_words_of_the_error(kit: Kit) -> None:
     (failed,) = [line for line in lines if line["event"] == "outbox.dispatch_failed"]
     assert failed["level"] == "warning"
     assert set(logs.JOB_KEYS) <= set(failed)
-    assert "secret words" not in stream.getvalue()
+    assert "secret text" not in stream.getvalue()
 
 
-# --- a queue that the broker refuses ---------------------------------------------------------------------------------
+# --- refused queues --------------------------------------------------------------------------------------------------
 
 
 @ANY_DATABASE
-def test_refused_queue_holds_up_no_event_of_another(kit: Kit) -> None:
+def test_refused_queue_does_not_delay_events_of_another(kit: Kit) -> None:
     refused = waiting_jobs(kit, 150)
     others = waiting_jobs(kit, 3, job_type=BACKGROUND_TYPE)
     kit.broker.refuses = {"ai-interactive"}
@@ -756,12 +757,12 @@ def test_refused_queue_holds_up_no_event_of_another(kit: Kit) -> None:
     with captured_lines() as lines:
         assert one.cycle() == 3
         assert one.cycle() == 0
-        told = [line for line in lines() if line["event"] == "dispatcher.broker.away"]
+        outages = [line for line in lines() if line["event"] == "dispatcher.broker.away"]
     assert kit.broker.pending_count("ai-background") == 3
     assert {the_event(kit, job_id).status for job_id in others} == {"published"}
     states = {(event.status, event.attempt_count, event.locked_by) for event in map(partial(the_event, kit), refused)}
-    assert states == {("pending", 0, None)}, "it is not their failure"
-    assert [(line["queueName"], line["cause"]) for line in told] == [("ai-interactive", "refused")]
+    assert states == {("pending", 0, None)}, "the attempt isn't counted"
+    assert [(line["queueName"], line["cause"]) for line in outages] == [("ai-interactive", "refused")]
 
     kit.broker.refuses = set()
     with captured_lines() as lines:
@@ -773,7 +774,7 @@ def test_refused_queue_holds_up_no_event_of_another(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_refused_queue_holds_up_no_event_that_was_tried_before(kit: Kit) -> None:
+def test_refused_queue_does_not_delay_retried_events_of_another(kit: Kit) -> None:
     jobs = [*waiting_jobs(kit, 2), *waiting_jobs(kit, 2, job_type=BACKGROUND_TYPE)]
     claim_by_the_dead(kit)
     kit.advance(61)

@@ -1,6 +1,6 @@
-"""Somebody stands still in the middle of a transaction, and holds rows that a pass would take: the others' turn comes.
+"""Passes skip rows that a stopped transaction has locked.
 
-On servers, whose transactions hold rows; SQLite has one writer, and a wait of its own for it.
+Only on servers, because SQLite has no row locks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.jobs import Kit
 pytestmark = SERVERS
 
 
-@pytest.mark.parametrize("tried", [False, True], ids=["in batches", "one by one, as they were tried before"])
-def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it(kit: Kit, tried: bool) -> None:
+@pytest.mark.parametrize("tried", [False, True], ids=["in batches", "one by one, as retries"])
+def test_stopped_dispatcher_does_not_block_events_behind_its_open_claim(kit: Kit, tried: bool) -> None:
     kit.broker.away = True
     ids = [kit.new_job().id for _ in range(12)]
     kit.broker.away = False
@@ -30,32 +30,32 @@ def test_a_dispatcher_that_stands_still_in_its_claim_holds_up_no_event_behind_it
             event.attempt_count = 1 if tried else 0
     outbox = kit.services.outbox_events
     other = OutboxDispatcher(kit.database, outbox, kit.lifecycle, kit.broker, "d2", batch=5, fresh_s=60, tried_s=60)
-    with kit.database.transaction() as still:
-        head = outbox.find_dispatchable(still, 5, tried=tried)
-        assert len(outbox.claim(still, head, "d1/x")) == 5
+    with kit.database.transaction() as stopped:
+        head = outbox.find_dispatchable(stopped, 5, tried=tried)
+        assert len(outbox.claim(stopped, head, "d1/x")) == 5
         assert other.cycle() == 7
-        still.rollback()
+        stopped.rollback()
     assert other.cycle() == 5
     assert {event.status for job_id in ids for event in kit.events(job_id, "ai.job.enqueue")} == {"published"}
 
 
-def test_a_reaper_waits_for_no_row_that_another_transaction_holds(kit: Kit) -> None:
-    """Each would cost it ten seconds, five times; the leases behind would be minutes late."""
+def test_reaper_skips_rows_that_another_transaction_has_locked(kit: Kit) -> None:
+    """Each wait would take five times ten seconds, and later leases would be taken minutes late."""
     leases = [kit.running() for _ in range(8)]
     held = sorted(lease.job_id for lease in leases)[:3]
     kit.advance(600)
     reaper = LockReaper(kit.database, kit.lifecycle, page=2)
-    with kit.database.transaction() as still:
+    with kit.database.transaction() as stopped:
         for job_id in held:
-            still.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
+            stopped.execute(select(AiJob.id).where(AiJob.id == job_id).with_for_update())
         assert reaper.reap() == 5
         assert {kit.job(job_id).uncharged_losses for job_id in held} == {0}
     assert reaper.reap() == 3
     assert [kit.job(lease.job_id).uncharged_losses for lease in leases] == [1] * 8
 
 
-def test_a_suspects_beat_waits_for_no_row_that_its_child_holds(kit: Kit) -> None:
-    """The watcher beats for other jobs too."""
+def test_renewal_for_a_suspect_does_not_wait_for_a_row_that_its_child_has_locked(kit: Kit) -> None:
+    """Otherwise the watcher would renew the leases of other jobs too late."""
     lease = kit.running()
     until = kit.job(lease.job_id).lock_until
     kit.advance(15)

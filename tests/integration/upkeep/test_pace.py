@@ -1,4 +1,4 @@
-"""Work that goes on for long leaves others the database: small transactions, and on SQLite a rest after each."""
+"""Long work uses small transactions, and on SQLite a rest after each, so that others can write."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.rows import build_job, ended
 
 REST = "rest"
 MOST_ROWS = 250
-"""That one transaction may write; SQLite writes some twenty thousand in a second."""
+"""Maximum rows written in one transaction; SQLite writes about 20,000 per second."""
 JOBS = 30
 
 
 @contextmanager
 def watched(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What happens meanwhile, in order: the rows that each transaction wrote, and `REST`."""
+    """Record in order the number of rows that each transaction writes, and each `REST`."""
     seen: list[Any] = []
     written = [0]
 
@@ -116,15 +116,15 @@ def _reap(kit: Kit) -> Callable[[], object]:
 WORKS = {
     "retention of jobs": _prune,
     "retention of tombstones": _prune_tombstones,
-    "clean-up of snapshots": _clean_up,
+    "cleanup of snapshots": _clean_up,
     "rotation of credentials": _rotate,
-    "deletion of a credential that many jobs name": _delete_credential,
-    "takeover of lost leases": _reap,
+    "deletion of a credential of many jobs": _delete_credential,
+    "takeover of expired leases": _reap,
 }
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_on_sqlite_each_small_transaction_of_long_work_is_followed_by_a_rest(
+def test_on_sqlite_a_pass_rests_after_each_small_transaction(
     sqlite_kit: Kit, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = WORKS[work](sqlite_kit)
@@ -138,7 +138,7 @@ def test_on_sqlite_each_small_transaction_of_long_work_is_followed_by_a_rest(
     assert after == [[REST]] * (len(steps) - 1)
 
 
-def test_a_rest_is_six_times_as_long_as_the_lock_was_held(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_is_six_times_as_long_as_the_lock(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     from aijobs.db import steps
 
     times = iter([10.0, 10.2])
@@ -150,7 +150,7 @@ def test_a_rest_is_six_times_as_long_as_the_lock_was_held(sqlite_kit: Kit, monke
 
 
 @SERVERS
-def test_on_a_server_long_work_needs_no_rest(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_server_a_pass_does_not_rest(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     run = _clean_up(kit)
     with watched(kit, monkeypatch) as seen:
         run()

@@ -1,4 +1,4 @@
-"""A duty that fails, or that nobody does, is seen: it would look like one that has nothing to do."""
+"""The log of passes: it shows passes that fail or don't run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REAPER_S = 30.0
 
 
 class Time:
-    """A process's monotonic clock, moved with the database's."""
+    """A process's monotonic clock, which advances with the database's clock."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit, self.now = kit, 0.0
@@ -58,14 +58,12 @@ def works(log: PassLog, name: str = "reaper") -> None:
     assert log.run(name, REAPER_S, lambda: 7) == 7
 
 
-def test_a_duty_that_was_never_done_is_overdue(kit: Kit) -> None:
+def test_pass_that_never_ran_is_overdue(kit: Kit) -> None:
     assert {row.state for row in passes(kit).values()} == {"overdue"}
     assert list(passes(kit)) == list(PASSES)
 
 
-def test_a_duty_that_starts_to_fail_is_red_at_once_and_the_others_stay_green(
-    kit: Kit, log: PassLog, time: Time
-) -> None:
+def test_pass_is_failing_after_its_first_error_and_others_stay_on_time(kit: Kit, log: PassLog, time: Time) -> None:
     works(log)
     works(log, "redrive")
     time.advance(1)
@@ -75,7 +73,7 @@ def test_a_duty_that_starts_to_fail_is_red_at_once_and_the_others_stay_green(
     assert (redrive.state, redrive.failures, redrive.error) == ("on_time", 0, None)
 
 
-def test_a_duty_that_goes_on_failing_is_overdue_after_three_periods_and_green_after_one_that_works(
+def test_failing_pass_is_overdue_after_three_periods_and_on_time_after_a_success(
     kit: Kit, log: PassLog, time: Time
 ) -> None:
     works(log)
@@ -91,23 +89,21 @@ def test_a_duty_that_goes_on_failing_is_overdue_after_three_periods_and_green_af
     assert found.succeeded_at != done
 
 
-def test_a_duty_that_nobody_does_any_more_is_overdue_though_its_last_round_went_well(
-    kit: Kit, log: PassLog, time: Time
-) -> None:
+def test_pass_that_stops_running_is_overdue_after_its_last_success(kit: Kit, log: PassLog, time: Time) -> None:
     works(log)
-    time.advance(3 * REAPER_S + 10)  # A note may be ten seconds old where all goes as before.
+    time.advance(3 * REAPER_S + 10)  # While nothing changes, the row may be ten seconds old.
     assert passes(kit)["reaper"].state == "on_time"
     time.advance(0.1)
     assert passes(kit)["reaper"].state == "overdue"
 
 
-def test_a_duty_is_done_if_any_process_does_it(kit: Kit, log: PassLog, time: Time) -> None:
+def test_pass_is_on_time_if_any_process_runs_it(kit: Kit, log: PassLog, time: Time) -> None:
     fails(log)
     works(PassLog(kit.database, kit.clock, time))
     assert passes(kit)["reaper"].state == "on_time"
 
 
-def test_a_pass_of_each_second_does_not_write_each_second(kit: Kit, log: PassLog, time: Time) -> None:
+def test_pass_that_runs_each_second_writes_every_ten_seconds(kit: Kit, log: PassLog, time: Time) -> None:
     written: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
@@ -126,7 +122,7 @@ def test_a_pass_of_each_second_does_not_write_each_second(kit: Kit, log: PassLog
     assert passes(kit)["reaper"].state == "on_time"
 
 
-def test_a_note_that_cannot_be_written_harms_no_pass(
+def test_pass_runs_if_its_result_cannot_be_written(
     kit: Kit, log: PassLog, broken_database: Callable[[Kit], object]
 ) -> None:
     broken_database(kit)
@@ -136,16 +132,16 @@ def test_a_note_that_cannot_be_written_harms_no_pass(
 
 @pytest.fixture
 def broken_database() -> Callable[[Kit], object]:
-    """Takes the table away, which any statement on it finds out."""
+    """Return a function that renames the table, so that each statement on it fails."""
 
-    def take_away(kit: Kit) -> None:
+    def rename_table(kit: Kit) -> None:
         with kit.database.transaction() as session:
             session.connection().exec_driver_sql("ALTER TABLE pass_runs RENAME TO elsewhere")
 
-    return take_away
+    return rename_table
 
 
-def test_an_errors_words_are_not_kept(kit: Kit, log: PassLog) -> None:
+def test_error_text_is_not_stored(kit: Kit, log: PassLog) -> None:
     fails(log)
     with kit.database.read() as session:
         (row,) = session.execute(select(PassRun)).scalars()

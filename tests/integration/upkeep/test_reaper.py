@@ -1,4 +1,4 @@
-"""Lost leases: judged by their end alone, or by the process that held them, and the next attempt that follows."""
+"""The reaper: it takes expired leases and leases of dead processes, and asks for the next attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aijobs.monitor.passes import read_passes
 from aijobs.outbox.models import OutboxEvent
 from aijobs.upkeep.pass_log import PassLog
 from aijobs.upkeep.reaper import LockReaper
-from tests.support.databases import ANY_DATABASE, OTHERS_LATER
+from tests.support.databases import ANY_DATABASE
 from tests.support.effort import effort
 from tests.support.jobs import BACKGROUND_TYPE, BEGIN, Kit, race
 from tests.support.lost_commits import lose_commits
@@ -33,14 +33,14 @@ def reaper(kit: Kit, **options: Any) -> LockReaper:
 
 
 def asked(kit: Kit, job_id: str) -> OutboxEvent:
-    """The job's newest enqueue event."""
+    """Return the job's newest enqueue event."""
     return kit.events(job_id, "ai.job.enqueue")[-1]
 
 
-# --- leases that ran out ---------------------------------------------------------------------------------------------
+# --- expired leases --------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_taken_ninety_seconds_after_its_last_renewal_and_no_sooner(kit: Kit) -> None:
+def test_expired_lease_is_taken_90_seconds_after_its_last_renewal(kit: Kit) -> None:
     lease = kit.running()
     kit.advance(50)
     kit.lifecycle.extend_lock(lease)
@@ -51,12 +51,12 @@ def test_a_lease_is_taken_ninety_seconds_after_its_last_renewal_and_no_sooner(ki
     assert reaper(kit).reap() == 1
     job = kit.job(lease.job_id)
     assert (job.lifecycle_status, job.locked_by, job.uncharged_losses, job.retry_count) == ("running", None, 1, 0)
-    assert job.lost_count == 0, "nobody knows which job of that process ended it"
+    assert job.lost_count == 0, "any job of that process may have killed it"
     assert kit.types(lease.job_id) == ["created", "locked", "lease_lost"]
 
 
 @ANY_DATABASE
-def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> None:
+def test_lease_of_an_old_job_is_not_taken_before_it_expires(kit: Kit) -> None:
     lease = kit.running()
     kit.set(lease.job_id, locked_at=kit.job(lease.job_id).locked_at - timedelta(days=3))  # type: ignore[operator]
     kit.set(lease.job_id, started_at=kit.job(lease.job_id).started_at - timedelta(days=3))  # type: ignore[operator]
@@ -64,7 +64,7 @@ def test_when_a_job_was_locked_or_made_says_nothing_of_its_lease(kit: Kit) -> No
 
 
 @ANY_DATABASE
-def test_jobs_that_nobody_holds_are_not_the_reapers(kit: Kit) -> None:
+def test_reaper_ignores_jobs_without_a_lease(kit: Kit) -> None:
     for state in ("queued", "retrying", "succeeded", "failed", "cancelled"):
         kit.job_in(state)
     kit.advance(10_000)
@@ -78,7 +78,9 @@ def test_jobs_that_nobody_holds_are_not_the_reapers(kit: Kit) -> None:
     [("synthetic", [2, 4, 8, 16]), (BACKGROUND_TYPE, [5, 10, 20, 40])],
     ids=["interactive", "background"],
 )
-def test_each_takeover_waits_longer_until_the_fifth_worker_is_lost(kit: Kit, job_type: str, waits: list[int]) -> None:
+def test_wait_doubles_with_each_takeover_until_the_fifth_lost_worker_fails_the_job(
+    kit: Kit, job_type: str, waits: list[int]
+) -> None:
     job_id = kit.new_job(job_type=job_type).id
     for number, wait in enumerate(waits, start=1):
         lease = kit.lock(job_id, f"worker-{number}")
@@ -103,7 +105,7 @@ def test_each_takeover_waits_longer_until_the_fifth_worker_is_lost(kit: Kit, job
 
 
 @ANY_DATABASE
-def test_a_job_with_a_saved_output_gets_one_attempt_more_to_project_it(kit: Kit) -> None:
+def test_job_with_a_saved_output_gets_one_more_attempt(kit: Kit) -> None:
     job_id = kit.new_job().id
     for number in range(2):
         lease = kit.lock(job_id)
@@ -116,7 +118,7 @@ def test_a_job_with_a_saved_output_gets_one_attempt_more_to_project_it(kit: Kit)
     assert kit.job(job_id).error_code == "INTERNAL_WORKER_LOST"
 
 
-def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
+def test_lost_worker_of_a_cancelled_job_ends_it_as_cancelled(kit: Kit) -> None:
     job_id, _ = kit.job_in("cancel_requested")
     kit.advance(90)
     assert reaper(kit).reap() == 1
@@ -127,7 +129,7 @@ def test_a_job_asked_to_cancel_ends_cancelled_whoever_lost_it(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_that_cannot_be_taken_stop_no_other(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     leases = []
     for _ in range(9):
         leases.append(kit.running())
@@ -146,7 +148,7 @@ def test_rows_that_fail_hide_none_of_the_others(kit: Kit, monkeypatch: pytest.Mo
     assert {c.job_id for c in leases if kit.job(c.job_id).locked_by is not None} == bad
 
 
-def test_leases_of_one_instant_are_all_found_page_by_page(kit: Kit) -> None:
+def test_leases_with_the_same_expiry_are_all_found(kit: Kit) -> None:
     leases = [kit.running() for _ in range(7)]
     kit.advance(90)
     assert reaper(kit, page=2).reap() == 7
@@ -164,8 +166,8 @@ def test_many_reapers_count_each_loss_once(live_kit: Kit) -> None:
         assert live_kit.types(lease.job_id) == ["created", "locked", "lease_lost"]
 
 
-def test_the_reaper_takes_many_leases_in_one_transaction(kit: Kit) -> None:
-    """A COMMIT for each would be most of the work: 100,000 dead leases would take half an hour."""
+def test_reaper_takes_many_leases_in_one_transaction(kit: Kit) -> None:
+    """With a COMMIT for each, 100,000 expired leases would take half an hour."""
     for _ in range(50):
         kit.running()
     kit.advance(90)
@@ -182,23 +184,22 @@ def test_the_reaper_takes_many_leases_in_one_transaction(kit: Kit) -> None:
     assert len(commits) == 2
 
 
-@OTHERS_LATER
-def test_a_page_of_expired_leases_is_found_without_reading_those_before_it(kit: Kit) -> None:
-    """Leases that can't be taken now stay in front of the others."""
+def test_page_of_expired_leases_is_found_without_reading_earlier_ones(kit: Kit) -> None:
+    """Leases that can't be taken now come before the others."""
     jobs = dead_leases(kit, 2000)
     last = kit.job(jobs[-1])
     assert last.lock_until is not None
 
-    def look(after: tuple[datetime, str] | None) -> int:
+    def measure(after: tuple[datetime, str] | None) -> int:
         return effort(kit.database.engine, lambda: kit.lifecycle.find_expired_locks(limit=5, after=after))
 
-    first = min(look(None) for _ in range(3))
+    first = min(measure(None) for _ in range(3))
     behind = (last.lock_until - timedelta(seconds=10), last.id)
-    assert min(look(behind) for _ in range(3)) < 3 * first
+    assert min(measure(behind) for _ in range(3)) < 3 * first
 
 
 def dead_leases(kit: Kit, number: int, holder: str = "host~boot~1~1~1~dead") -> list[str]:
-    """Jobs whose leases ran out, one second after the other."""
+    """Create jobs with expired leases, each a second after the previous one."""
     begin = BEGIN - timedelta(days=1)
     rows = [held(locked_by=f"{holder}/{n:016x}", lock_until=begin + timedelta(seconds=n)) for n in range(number)]
     jobs = [build_job(event_seq=1, **row) for row in rows]
@@ -211,27 +212,27 @@ def dead_leases(kit: Kit, number: int, holder: str = "host~boot~1~1~1~dead") -> 
 
 
 @ANY_DATABASE
-def test_a_lease_that_is_renewed_in_time_is_passed_over_with_one_debug_line(
+def test_lease_that_is_renewed_meanwhile_is_skipped_with_a_debug_line(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed, lost = kit.running(), kit.running()
     kit.advance(90)
     find = kit.lifecycle.find_expired_locks
 
-    def look_then_beat(**options: Any) -> list[AiJob]:
+    def find_then_renew(**options: Any) -> list[AiJob]:
         found = find(**options)
         if found:
             kit.lifecycle.extend_lock(renewed)
         return found
 
-    monkeypatch.setattr(kit.lifecycle, "find_expired_locks", look_then_beat)
+    monkeypatch.setattr(kit.lifecycle, "find_expired_locks", find_then_renew)
     with capture_logs() as lines:
         assert reaper(kit).reap() == 1
     assert kit.job(renewed.job_id).locked_by == renewed.token
     assert kit.job(lost.job_id).locked_by is None
     (line,) = [line for line in lines if line["event"] == "reaper.passed_over"]
-    said = {key: line[key] for key in ("log_level", "jobId", "attemptNo", "holder", "why")}
-    assert said == {
+    shown = {key: line[key] for key in ("log_level", "jobId", "attemptNo", "holder", "why")}
+    assert shown == {
         "log_level": "debug",
         "jobId": renewed.job_id,
         "attemptNo": 1,
@@ -241,11 +242,11 @@ def test_a_lease_that_is_renewed_in_time_is_passed_over_with_one_debug_line(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_batch_whose_commit_got_no_answer_is_counted_once(kit: Kit, when: Any) -> None:
+def test_batch_whose_commit_answer_is_lost_is_counted_once(kit: Kit, when: Any) -> None:
     leases = [kit.running() for _ in range(5)]
     kit.advance(90)
     with capture_logs() as lines, lose_commits(kit.database, when) as left:
-        # The first COMMIT may be a reader's; it is cut too, and the reader asks again at the next pass.
+        # The first COMMIT may be that of a read, which is cut too; then the next run reads again.
         with suppress(DBAPIError):
             reaper(kit).reap()
         reaper(kit).reap()
@@ -254,11 +255,11 @@ def test_a_batch_whose_commit_got_no_answer_is_counted_once(kit: Kit, when: Any)
     assert [line["event"] for line in lines].count("job.lease_lost") == 5
 
 
-# --- a pass that goes on for long ------------------------------------------------------------------------------------
+# --- long runs -------------------------------------------------------------------------------------------------------
 
 
 @ANY_DATABASE
-def test_a_reaper_that_makes_progress_is_not_overdue_and_one_that_stands_still_is(kit: Kit) -> None:
+def test_reaper_with_progress_is_on_time_and_a_stopped_one_is_overdue(kit: Kit) -> None:
     dead_leases(kit, 4)
     states: list[str] = []
 
@@ -267,14 +268,14 @@ def test_a_reaper_that_makes_progress_is_not_overdue_and_one_that_stands_still_i
 
     log = PassLog(kit.database, kit.clock, now_s)
 
-    def note_and_go_on() -> None:
+    def record_state() -> None:
         log.progress("reaper", 30.0)()
         with kit.database.read() as session:
             (row,) = read_passes(session, kit.clock, ("reaper",))
         states.append(row.state)
         kit.advance(60)
 
-    log.run("reaper", 30.0, reaper(kit, page=1, progress=note_and_go_on).reap)
+    log.run("reaper", 30.0, reaper(kit, page=1, progress=record_state).reap)
     assert states == ["on_time"] * 4
     kit.advance(101)
     with kit.database.read() as session:
@@ -283,7 +284,7 @@ def test_a_reaper_that_makes_progress_is_not_overdue_and_one_that_stands_still_i
 
 
 @ANY_DATABASE
-def test_progress_of_a_round_does_not_hide_that_the_rounds_before_it_failed(kit: Kit) -> None:
+def test_progress_does_not_reset_the_count_of_failures(kit: Kit) -> None:
     def fail() -> None:
         raise TypeError
 
@@ -296,11 +297,11 @@ def test_progress_of_a_round_does_not_hide_that_the_rounds_before_it_failed(kit:
     assert (row.state, row.failures) == ("failing", 1)
 
 
-# --- leases of processes that are gone -------------------------------------------------------------------------------
+# --- leases of dead processes ----------------------------------------------------------------------------------------
 
 
 def dead_process() -> InstanceId:
-    """The instance id of a process of this host that has ended."""
+    """Return the instance id of a process of this host that has ended."""
     code = "from aijobs.ids import InstanceId; print(InstanceId.current())"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     parsed = InstanceId.parse(text)
@@ -308,18 +309,18 @@ def dead_process() -> InstanceId:
     return parsed
 
 
-def test_what_a_dead_process_of_this_host_held_is_given_back_at_once(kit: Kit) -> None:
+def test_lease_of_a_dead_process_on_this_host_is_taken_at_once(kit: Kit) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(dead_process()))
     assert reaper(kit).reap_dead(InstanceId.current()) == 1
     job = kit.job(job_id)
     assert (job.lifecycle_status, job.locked_by, job.uncharged_losses) == ("running", None, 1), "counted as lost"
     assert job.next_attempt_at == asked(kit, job_id).available_at == kit.clock.at  # type: ignore[attr-defined]
-    assert kit.lock(job_id, "worker-2").attempt_no == 2, "the next attempt waits for nothing"
+    assert kit.lock(job_id, "worker-2").attempt_no == 2, "the next attempt is due at once"
 
 
 @ANY_DATABASE
-def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
+def test_fifth_death_of_its_process_fails_a_job(kit: Kit) -> None:
     job_id = kit.new_job().id
     for _ in range(5):
         kit.lock(job_id, str(dead_process()))
@@ -328,7 +329,7 @@ def test_a_process_that_keeps_dying_ends_its_job(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
+def test_lease_of_an_earlier_instance_with_the_same_pid_is_taken(kit: Kit) -> None:
     """A restart by exec keeps pid and start time."""
     current = InstanceId.current()
     job_id = kit.new_job().id
@@ -346,17 +347,17 @@ def test_the_same_process_under_an_older_name_is_gone_too(kit: Kit) -> None:
     ids=lambda d: "-".join(f"{k} {v or 'unknown'}" for k, v in d.items()),
 )
 @ANY_DATABASE
-def test_a_process_of_another_host_boot_or_namespace_is_never_judged(kit: Kit, differs: dict[str, str]) -> None:
+def test_lease_of_another_host_boot_or_namespace_is_not_taken_early(kit: Kit, differs: dict[str, str]) -> None:
     job_id = kit.new_job().id
     kit.lock(job_id, str(replace(dead_process(), **differs)))
     assert reaper(kit).reap_dead(InstanceId.current()) == 0
     assert kit.job(job_id).locked_by is not None
     kit.advance(90)
-    assert reaper(kit).reap() == 1, "it waits for the clock"
+    assert reaper(kit).reap() == 1, "it is taken when it expires"
 
 
 @ANY_DATABASE
-def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit) -> None:
+def test_lease_of_a_live_process_is_not_taken_by_reap_dead(kit: Kit) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "from aijobs.ids import InstanceId; print(InstanceId.current(), flush=True); input()"],
         stdin=subprocess.PIPE,
@@ -373,7 +374,7 @@ def test_a_process_that_lives_is_never_judged_though_its_lease_ran_out(kit: Kit)
 
 
 @ANY_DATABASE
-def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
+def test_lease_of_an_unknown_instance_is_not_taken_early(kit: Kit) -> None:
     host = InstanceId.current().host
     for name in ("worker-1", f"{host}~only~three", f"{host}~b~1~nopid~5~ab"):
         kit.lock(kit.new_job().id, name)
@@ -381,7 +382,7 @@ def test_a_holder_whose_name_says_nothing_is_never_judged(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_host_name_is_no_pattern(kit: Kit) -> None:
+def test_host_name_is_not_treated_as_a_like_pattern(kit: Kit) -> None:
     dead = dead_process()
     job_id = kit.new_job().id
     kit.lock(job_id, str(replace(dead, host="host_a")))
@@ -390,8 +391,7 @@ def test_a_host_name_is_no_pattern(kit: Kit) -> None:
     assert kit.job(job_id).losses == 0
 
 
-@OTHERS_LATER
-def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -> None:
+def test_concurrent_starts_count_each_loss_once(live_kit: Kit) -> None:
     gone = dead_process()
     jobs = [live_kit.new_job().id for _ in range(10)]
     for job_id in jobs:
@@ -401,9 +401,8 @@ def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -
     assert {live_kit.job(job_id).uncharged_losses for job_id in jobs} == {1}
 
 
-@OTHERS_LATER
-def test_a_starting_consumer_reads_no_lease_of_a_process_that_may_live(kit: Kit) -> None:
-    """A million leases of another container's processes, on the same host name, are stepped over at once."""
+def test_starting_consumer_skips_leases_of_processes_that_may_live(kit: Kit) -> None:
+    """Leases of another container with the same host name are skipped as a whole; there may be a million."""
     current = InstanceId.current()
     first, second = kit.new_job().id, kit.new_job().id
     kit.lock(first, str(dead_process()))
@@ -416,7 +415,7 @@ def test_a_starting_consumer_reads_no_lease_of_a_process_that_may_live(kit: Kit)
 
 
 @ANY_DATABASE
-def test_many_leases_of_several_dead_processes_are_all_given_back(kit: Kit) -> None:
+def test_all_leases_of_several_dead_processes_are_taken(kit: Kit) -> None:
     gone = [str(replace(dead_process(), nonce=f"{n:08x}")) for n in range(3)]
     for holder in gone:
         for _ in range(5):

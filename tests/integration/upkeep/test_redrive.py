@@ -1,4 +1,4 @@
-"""The re-drive: a message that was lost is sent again, and one that only waits is not."""
+"""The re-drive: it sends lost messages again, and no others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def redrive(kit: Kit, broker: Any = None, **options: Any) -> Redrive:
 
 
 def dispatched(kit: Kit, **changes: Any) -> str:
-    """A job whose message was handed over and whose event is published; its id."""
+    """Create a job whose message is in the queue and whose event is published; return its id."""
     job_id = kit.new_job(**changes).id
     kit.advance(1)
     services = kit.services
@@ -38,7 +38,7 @@ def redrives(kit: Kit, job_id: str) -> int:
     return kit.events(job_id, "ai.job.enqueue")[-1].redrives
 
 
-def test_a_lost_message_is_found_and_sent_again(kit: Kit) -> None:
+def test_lost_message_is_sent_again(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.broker.lose_all()
     kit.advance(10)
@@ -47,12 +47,12 @@ def test_a_lost_message_is_found_and_sent_again(kit: Kit) -> None:
     assert message is not None
     assert message.job_id == job_id
     event = kit.events(job_id)[0]
-    assert (event.redrives, event.status, event.attempt_count) == (1, "published", 1), "it uses up no attempt"
+    assert (event.redrives, event.status, event.attempt_count) == (1, "published", 1), "no attempt is counted"
     assert event.last_sent_at == kit.clock.at  # type: ignore[attr-defined]
 
 
 @ANY_DATABASE
-def test_a_message_popped_by_a_worker_that_died_before_its_lock_is_found_too(kit: Kit) -> None:
+def test_message_popped_by_a_dead_worker_is_sent_again(kit: Kit) -> None:
     job_id = dispatched(kit)
     assert kit.broker.take("ai-interactive") is not None
     kit.advance(10)
@@ -61,7 +61,7 @@ def test_a_message_popped_by_a_worker_that_died_before_its_lock_is_found_too(kit
 
 
 @ANY_DATABASE
-def test_nothing_is_looked_for_before_it_was_due_for_a_while(kit: Kit) -> None:
+def test_message_is_not_sent_again_before_it_has_been_due_for_a_while(kit: Kit) -> None:
     dispatched(kit)
     kit.broker.lose_all()
     kit.advance(3.9)
@@ -71,7 +71,7 @@ def test_nothing_is_looked_for_before_it_was_due_for_a_while(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_message_sent_just_now_is_not_sent_again(kit: Kit) -> None:
+def test_recently_sent_message_is_not_sent_again(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.broker.lose_all()
     kit.advance(10)
@@ -84,7 +84,7 @@ def test_a_message_sent_just_now_is_not_sent_again(kit: Kit) -> None:
     assert redrives(kit, job_id) == 2
 
 
-def test_a_job_that_waits_for_its_retry_is_found_too(kit: Kit) -> None:
+def test_lost_message_of_a_retry_is_sent_again(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.lifecycle.release(kit.lock(job_id))
     services = kit.services
@@ -93,12 +93,12 @@ def test_a_job_that_waits_for_its_retry_is_found_too(kit: Kit) -> None:
     kit.advance(10)
     assert redrive(kit).run() == 1
     assert redrives(kit, job_id) == 1
-    assert kit.events(job_id, "ai.job.enqueue")[0].redrives == 0, "the event of the attempt that is over stays"
+    assert kit.events(job_id, "ai.job.enqueue")[0].redrives == 0, "the event of the earlier attempt doesn't change"
 
 
 @pytest.mark.parametrize("state", ["running", "cancel_requested", "succeeded", "failed", "cancelled"])
 @ANY_DATABASE
-def test_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) -> None:
+def test_message_of_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) -> None:
     kit.job_in(state)
     kit.broker.lose_all()
     kit.advance(60)
@@ -108,7 +108,7 @@ def test_a_job_that_waits_for_no_worker_is_not_sent_again(kit: Kit, state: str) 
 
 
 @ANY_DATABASE
-def test_what_was_not_dispatched_yet_is_the_dispatchers(kit: Kit) -> None:
+def test_redrive_ignores_undispatched_events(kit: Kit) -> None:
     kit.broker.away = True
     kit.new_job()
     kit.broker.away = False
@@ -117,7 +117,7 @@ def test_what_was_not_dispatched_yet_is_the_dispatchers(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_job_that_is_not_due_is_left(kit: Kit) -> None:
+def test_redrive_ignores_jobs_that_are_not_due(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.lifecycle.release_for_retry(kit.lock(job_id), kit.clock.at + timedelta(hours=1))  # type: ignore[attr-defined]
     kit.broker.lose_all()
@@ -125,7 +125,7 @@ def test_a_job_that_is_not_due_is_left(kit: Kit) -> None:
     assert redrive(kit).run() == 0
 
 
-def test_a_paused_queue_is_left_and_the_other_is_not(kit: Kit) -> None:
+def test_redrive_skips_a_paused_queue(kit: Kit) -> None:
     held, free = dispatched(kit), dispatched(kit, job_type=BACKGROUND_TYPE)
     kit.pause("ai-interactive")
     kit.broker.lose_all()
@@ -135,7 +135,7 @@ def test_a_paused_queue_is_left_and_the_other_is_not(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_consumer_looks_for_its_own_queue_alone(kit: Kit) -> None:
+def test_redrive_can_be_limited_to_one_queue(kit: Kit) -> None:
     other, own = dispatched(kit), dispatched(kit, job_type=BACKGROUND_TYPE)
     kit.broker.lose_all()
     kit.advance(10)
@@ -143,7 +143,7 @@ def test_a_consumer_looks_for_its_own_queue_alone(kit: Kit) -> None:
     assert (redrives(kit, other), redrives(kit, own)) == (0, 1)
 
 
-def test_rows_that_need_nothing_hide_no_lost_message_behind_them(kit: Kit) -> None:
+def test_lost_message_behind_healthy_ones_is_sent_again(kit: Kit) -> None:
     healthy = [dispatched(kit) for _ in range(7)]
     lost = dispatched(kit)
     kit.broker.remove(outgoing(kit.events(lost)[0], kit.job(lost)))
@@ -154,8 +154,8 @@ def test_rows_that_need_nothing_hide_no_lost_message_behind_them(kit: Kit) -> No
 
 
 @ANY_DATABASE
-def test_a_long_and_healthy_backlog_gets_no_second_message(kit: Kit) -> None:
-    """Ten thousand jobs that have waited for an hour, each of whose messages the broker holds."""
+def test_redrive_of_a_healthy_backlog_sends_nothing(kit: Kit) -> None:
+    """Ten thousand jobs have waited for an hour, and the broker has all their messages."""
     jobs = [build_job() for _ in range(10_000)]
     events = [_event(job) for job in jobs]
     with kit.database.transaction() as session:
@@ -197,7 +197,7 @@ def _event(job: AiJob) -> dict[str, Any]:
     }
 
 
-def test_two_at_once_leave_one_message_and_one_count(kit: Kit) -> None:
+def test_concurrent_redrives_send_and_count_each_message_once(kit: Kit) -> None:
     ids = [dispatched(kit) for _ in range(20)]
     kit.broker.lose_all()
     kit.advance(10)
@@ -208,7 +208,7 @@ def test_two_at_once_leave_one_message_and_one_count(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_broker_that_is_away_counts_nothing(kit: Kit) -> None:
+def test_redrive_counts_nothing_during_a_broker_outage(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.broker.lose_all()
     kit.broker.away = True
@@ -220,7 +220,7 @@ def test_a_broker_that_is_away_counts_nothing(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_after_everything_was_lost_every_job_is_sent_again(kit: Kit) -> None:
+def test_all_messages_are_sent_again_after_the_broker_lost_everything(kit: Kit) -> None:
     ids = [dispatched(kit) for _ in range(20)]
     kit.broker.lose_all()
     kit.advance(10)
@@ -230,7 +230,7 @@ def test_after_everything_was_lost_every_job_is_sent_again(kit: Kit) -> None:
 
 
 @ANY_DATABASE
-def test_a_message_whose_key_was_taken_out_of_the_ring_goes_out_under_the_keys_of_today(kit: Kit) -> None:
+def test_message_with_a_removed_key_is_signed_with_the_current_key(kit: Kit) -> None:
     job_id = dispatched(kit)
     with kit.database.transaction() as session:
         session.get_one(OutboxEvent, kit.events(job_id)[0].id).message_key_id = "gone"
@@ -244,26 +244,26 @@ def test_a_message_whose_key_was_taken_out_of_the_ring_goes_out_under_the_keys_o
 
 
 @ANY_DATABASE
-def test_a_broker_is_called_back_only_by_a_look_that_asked_it(kit: Kit) -> None:
+def test_broker_is_logged_as_back_only_after_a_redrive_that_used_it(kit: Kit) -> None:
     job_id = dispatched(kit)
     kit.advance(10)
-    looking = redrive(kit)
+    one = redrive(kit)
     with captured_lines() as lines:
         kit.broker.away = True
-        looking.run()
-        claim = kit.lock(job_id)
-        looking.run()
+        one.run()
+        lease = kit.lock(job_id)
+        one.run()
         assert [line["event"] for line in lines() if "redrive" in line["event"]] == ["redrive.broker.away"]
-        kit.lifecycle.release(claim)
+        kit.lifecycle.release(lease)
         kit.broker.away = False
         dispatched(kit)
         kit.advance(10)
-        looking.run()
+        one.run()
         assert [line["event"] for line in lines() if "redrive.b" in line["event"]][1:] == ["redrive.broker.back"]
 
 
 @ANY_DATABASE
-def test_a_broker_that_answers_and_takes_nothing_is_not_called_back(kit: Kit) -> None:
+def test_broker_that_refuses_all_messages_is_not_logged_as_back(kit: Kit) -> None:
     class Full:
         def find_missing(self, messages: Any) -> set[str]:
             return {message.event_id for message in messages}
@@ -272,15 +272,15 @@ def test_a_broker_that_answers_and_takes_nothing_is_not_called_back(kit: Kit) ->
             raise BrokerUnavailable("OOM command not allowed")
 
     dispatched(kit)
-    looking = redrive(kit, Full())
+    one = redrive(kit, Full())
     with captured_lines() as lines:
         for _ in range(3):
             kit.advance(10)
-            looking.run()
+            one.run()
         assert [line["event"] for line in lines() if "broker" in line["event"]] == ["redrive.broker.away"]
 
 
-def test_refused_queue_holds_up_no_lost_message_of_another(kit: Kit) -> None:
+def test_refused_queue_does_not_delay_lost_messages_of_another(kit: Kit) -> None:
     refused = [dispatched(kit) for _ in range(3)]
     others = [dispatched(kit, job_type=BACKGROUND_TYPE) for _ in range(3)]
     kit.broker.lose_all()
@@ -289,8 +289,8 @@ def test_refused_queue_holds_up_no_lost_message_of_another(kit: Kit) -> None:
     one = redrive(kit, page=2)
     with captured_lines() as lines:
         assert one.run() == 3
-        told = [line for line in lines() if line["event"] == "redrive.broker.away"]
-    assert [(line["queueName"], line["cause"]) for line in told] == [("ai-interactive", "refused")]
+        outages = [line for line in lines() if line["event"] == "redrive.broker.away"]
+    assert [(line["queueName"], line["cause"]) for line in outages] == [("ai-interactive", "refused")]
     assert [redrives(kit, job_id) for job_id in [*refused, *others]] == [0, 0, 0, 1, 1, 1]
     kit.broker.refuses = set()
     kit.advance(10)

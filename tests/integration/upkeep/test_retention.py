@@ -1,4 +1,4 @@
-"""Old jobs go with all that hangs on them, chains as a whole, and what is left refuses a late repeat."""
+"""Retention: it deletes old jobs with their rows, chains as a whole, and leaves tombstones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job_ids(kit: Kit) -> set[str]:
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_a_job_goes_with_all_that_hangs_on_it_when_its_time_is_up_and_no_sooner(kit: Kit, state: str) -> None:
+def test_old_job_is_deleted_with_its_rows_after_180_days(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     kit.advance(180 * DAY - 1)
     assert retention(kit).run() == Pruned(0, 0)
@@ -48,7 +48,7 @@ def test_a_job_goes_with_all_that_hangs_on_it_when_its_time_is_up_and_no_sooner(
     assert {table: kit.rows(table) for table in HANGING} == {table: [] for table in HANGING}
 
 
-def test_a_dead_event_can_be_looked_into_until_its_job_goes_and_no_longer(kit: Kit) -> None:
+def test_dead_event_is_deleted_with_its_job(kit: Kit) -> None:
     job_id, _ = kit.job_in("failed")
     with kit.database.transaction() as session:
         session.execute(update(OutboxEvent).values(status="dead", attempt_count=3))
@@ -61,14 +61,14 @@ def test_a_dead_event_can_be_looked_into_until_its_job_goes_and_no_longer(kit: K
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "retrying", "cancel_requested"])
-def test_a_job_that_is_not_final_stays_however_old(kit: Kit, state: str) -> None:
+def test_open_job_is_kept(kit: Kit, state: str) -> None:
     job_id, _ = kit.job_in(state)
     kit.advance(1000 * DAY)
     assert retention(kit).run() == Pruned(0, 0)
     assert job_ids(kit) == {job_id}
 
 
-def test_a_chain_goes_as_a_whole_once_its_newest_job_is_old_enough(kit: Kit) -> None:
+def test_chain_is_deleted_as_a_whole_when_its_newest_job_is_old_enough(kit: Kit) -> None:
     parent, _ = kit.job_in("failed")
     kit.advance(100 * DAY)
     child = kit.jobs.retry(parent, "operator:o").job.id
@@ -83,7 +83,7 @@ def test_a_chain_goes_as_a_whole_once_its_newest_job_is_old_enough(kit: Kit) -> 
     assert job_ids(kit) == set()
 
 
-def test_a_late_repeat_of_a_deleted_request_does_not_run_again_while_its_tombstone_stands(kit: Kit) -> None:
+def test_repeat_of_a_deleted_request_is_refused_until_its_tombstone_is_deleted(kit: Kit) -> None:
     job_id = kit.new_job(idempotency_key="k").id
     kit.jobs.cancel(job_id, "user:u")
     kit.advance(181 * DAY)
@@ -101,7 +101,7 @@ def test_a_late_repeat_of_a_deleted_request_does_not_run_again_while_its_tombsto
     assert kit.create(idempotency_key="k").created
 
 
-def test_small_batches_and_jobs_that_stay_hide_none_that_may_go(kit: Kit) -> None:
+def test_kept_jobs_do_not_hide_deletable_ones(kit: Kit) -> None:
     old = [kit.job_in("failed")[0] for _ in range(7)]
     waiting = [kit.new_job().id for _ in range(3)]
     kit.advance(181 * DAY)
@@ -112,7 +112,7 @@ def test_small_batches_and_jobs_that_stay_hide_none_that_may_go(kit: Kit) -> Non
 
 @contextmanager
 def plug_in_table(kit: Kit, *job_ids: str) -> Iterator[None]:
-    """A table of somebody else's that refers to these jobs, so that the database lets none of them go."""
+    """Create a plug-in's table whose foreign key refers to these jobs, so that they can't be deleted."""
     metadata = MetaData()
     jobs = Table("ai_jobs", metadata, Column("id", Key(36), primary_key=True))
     table = Table("plug_in", metadata, Column("job_id", Key(36), ForeignKey(jobs.c.id)))
@@ -126,8 +126,8 @@ def plug_in_table(kit: Kit, *job_ids: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("held", [slice(0, 1), slice(1, 3), slice(0, 4), slice(4, 5), slice(0, 5)])
-def test_a_chain_that_can_not_be_deleted_keeps_none_behind_it(kit: Kit, held: slice) -> None:
-    """One row of a plug-in's table stopped retention for good; two pages of them must not hide a third."""
+def test_chain_that_cannot_be_deleted_stops_no_other(kit: Kit, held: slice) -> None:
+    """An earlier defect: one row of a plug-in's table stopped retention for ever."""
     ids = sorted(kit.new_job(idempotency_key=f"k{number}").id for number in range(5))
     for job_id in ids:
         kit.jobs.cancel(job_id, "user:u")
@@ -138,17 +138,17 @@ def test_a_chain_that_can_not_be_deleted_keeps_none_behind_it(kit: Kit, held: sl
             with capture_logs() as lines:
                 assert retention(kit, batch=2).run() == Pruned(gone, 0, failed=len(stuck))
             assert job_ids(kit) == set(stuck)
-            said = [line for line in lines if line["event"] == "retention.failed"]
-            assert [line["rootId"] for line in said] == stuck
-            assert {line["error"] for line in said} == {"IntegrityError"}
+            failures = [line for line in lines if line["event"] == "retention.failed"]
+            assert [line["rootId"] for line in failures] == stuck
+            assert {line["error"] for line in failures} == {"IntegrityError"}
         for job_id in stuck:
-            assert kit.types(job_id)[-1] == "cancelled", "what can't go as a whole stays as a whole"
+            assert kit.types(job_id)[-1] == "cancelled", "the chain is kept as a whole"
         assert {row["job_id"] for row in kit.rows("job_tombstones")} == set(ids) - set(stuck)
     assert retention(kit, batch=2).run() == Pruned(len(stuck), 0)
     assert job_ids(kit) == set()
 
 
-def test_a_retry_at_the_same_moment_leaves_either_the_whole_chain_or_nothing_of_it(live_kit: Kit) -> None:
+def test_retention_beside_a_retry_deletes_the_whole_chain_or_nothing(live_kit: Kit) -> None:
     kit = live_kit
     day = timedelta(days=1)
     now = Retention(kit.database, kit.clock, keep_jobs=timedelta(0), keep_tombstones=day, keep_sessions=day)
@@ -166,7 +166,7 @@ def test_a_retry_at_the_same_moment_leaves_either_the_whole_chain_or_nothing_of_
     assert Check(kit.database, kit.clock, None).run().is_sound
 
 
-def test_many_at_once_delete_each_job_once(kit: Kit) -> None:
+def test_concurrent_retentions_delete_each_job_once(kit: Kit) -> None:
     for _ in range(20):
         kit.job_in("failed")
     kit.advance(181 * DAY)

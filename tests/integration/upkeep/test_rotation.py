@@ -1,4 +1,4 @@
-"""Moving stored keys under a new key of the ring: batched, resumable, harmless to whatever happens meanwhile."""
+"""Rotation of stored credentials to a new key of the ring: batched, resumable, safe during other work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUTER = ModelRouter({"d": (Route("local", "m"),)}, "d", {USER_DEEPSEEK_KEY: (Ro
 
 
 def fill(kit: Kit, count: int) -> dict[str, str]:
-    """So many keys, of several users, under the ring's first key; the keys by their ids."""
+    """Store `count` keys of several users under the ring's first key; return the keys by their ids."""
     made = {}
     for n in range(count):
         key = f"sk-of-number-{n:04}"
@@ -37,7 +37,7 @@ def fill(kit: Kit, count: int) -> dict[str, str]:
 
 
 def rotation(kit: Kit, *, batch: int = 2, ring: KeyRing = BOTH) -> CredentialRotation:
-    """A rotation as another process makes it, with the new key first."""
+    """Return a rotation as in another process, with the new key first."""
     vault = CredentialVault(ring, kit.services.settings.secret_key)
     return CredentialRotation(kit.database, CredentialStore(kit.clock, vault), batch)
 
@@ -47,7 +47,7 @@ def stored(kit: Kit) -> dict[str, tuple[str, bytes]]:
 
 
 def opened(kit: Kit, *ring: tuple[str, bytes]) -> dict[str, str]:
-    """Every stored key, read with this ring."""
+    """Decrypt every stored key with this ring."""
     vault = CredentialVault(KeyRing(ring), "s" * 32)
     return {
         row["id"]: vault.open(Sealed(row["key_id"], row["ciphertext"]), Place(row["id"], row["user_id"], row["mode"]))
@@ -55,7 +55,7 @@ def opened(kit: Kit, *ring: tuple[str, bytes]) -> dict[str, str]:
     }
 
 
-def test_all_keys_are_moved_and_the_old_key_of_the_ring_may_go(kit: Kit) -> None:
+def test_rotation_encrypts_all_keys_with_the_new_key(kit: Kit) -> None:
     keys = fill(kit, 5)
     before = stored(kit)
     others = [{**row, "key_id": "", "ciphertext": b""} for row in kit.rows("user_model_credentials")]
@@ -66,7 +66,7 @@ def test_all_keys_are_moved_and_the_old_key_of_the_ring_may_go(kit: Kit) -> None
     assert [{**row, "key_id": "", "ciphertext": b""} for row in kit.rows("user_model_credentials")] == others
 
 
-def test_a_second_run_finds_nothing_and_writes_nothing(kit: Kit) -> None:
+def test_second_rotation_writes_nothing(kit: Kit) -> None:
     fill(kit, 3)
     rotation(kit).run()
     before = kit.everything()
@@ -76,9 +76,7 @@ def test_a_second_run_finds_nothing_and_writes_nothing(kit: Kit) -> None:
     assert kit.everything() == before
 
 
-def test_a_rotation_that_was_killed_between_batches_goes_on_where_it_was(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rotation_killed_between_batches_continues_in_the_next_run(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = fill(kit, 5)
     killed = rotation(kit)
     whole, batches = killed._write, [0]
@@ -93,12 +91,12 @@ def test_a_rotation_that_was_killed_between_batches_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     assert sorted(key_id for key_id, _ in stored(kit).values()) == ["c1", "c1", "c1", "c2", "c2"]
-    assert opened(kit, C2, C1) == keys, "between two runs everything can be read"
+    assert opened(kit, C2, C1) == keys, "between two runs every key is readable"
     assert rotation(kit).run() == Rotated("c2", 3, (), 0)
     assert opened(kit, C2) == keys
 
 
-def test_a_batch_that_fails_in_the_middle_leaves_its_rows_as_they_were(kit: Kit) -> None:
+def test_failed_batch_is_rolled_back(kit: Kit) -> None:
     keys = fill(kit, 4)
     before, updates = stored(kit), [0]
 
@@ -120,7 +118,7 @@ def test_a_batch_that_fails_in_the_middle_leaves_its_rows_as_they_were(kit: Kit)
     assert opened(kit, C2) == keys
 
 
-def test_rows_that_cannot_be_opened_are_named_and_stop_no_other(kit: Kit) -> None:
+def test_unreadable_keys_are_reported_and_stop_no_other(kit: Kit) -> None:
     keys = fill(kit, 7)
     first, second, third, *_ = ids = sorted(keys)
     rows = stored(kit)
@@ -144,23 +142,23 @@ def test_rows_that_cannot_be_opened_are_named_and_stop_no_other(kit: Kit) -> Non
 
 @pytest.fixture
 def meddling(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Callable[[CredentialRotation, Callable[[], None]], Rotated]:
-    """Run a rotation, and something else once between its reading and its writing."""
+    """Return a function that runs a rotation, and something else once between its read and its write."""
 
-    def run(turning: CredentialRotation, meddle: Callable[[], None]) -> Rotated:
-        whole, todo = turning._write, [meddle]
+    def run(rotation: CredentialRotation, meddle: Callable[[], None]) -> Rotated:
+        whole, todo = rotation._write, [meddle]
 
         def write(fresh: Any) -> int:
             while todo:
                 todo.pop()()
             return whole(fresh)
 
-        monkeypatch.setattr(turning, "_write", write)
-        return turning.run()
+        monkeypatch.setattr(rotation, "_write", write)
+        return rotation.run()
 
     return run
 
 
-def test_a_key_that_is_deleted_meanwhile_stays_deleted(kit: Kit, meddling: Any) -> None:
+def test_key_deleted_during_a_rotation_stays_deleted(kit: Kit, meddling: Any) -> None:
     keys = fill(kit, 3)
     gone = min(keys)
     done = meddling(rotation(kit), lambda: kit.services.credentials.delete("u0", gone))
@@ -168,7 +166,7 @@ def test_a_key_that_is_deleted_meanwhile_stays_deleted(kit: Kit, meddling: Any) 
     assert opened(kit, C2) == {key: value for key, value in keys.items() if key != gone}
 
 
-def test_another_rotation_that_was_first_wins(kit: Kit, meddling: Any) -> None:
+def test_slower_of_two_rotations_writes_nothing(kit: Kit, meddling: Any) -> None:
     keys = fill(kit, 4)
     outcome: list[Rotated] = []
     won: list[Any] = []
@@ -183,7 +181,7 @@ def test_another_rotation_that_was_first_wins(kit: Kit, meddling: Any) -> None:
     assert opened(kit, C2) == keys
 
 
-def test_rotations_that_run_at_once_move_each_key_once(live_kit: Kit) -> None:
+def test_concurrent_rotations_move_each_key_once(live_kit: Kit) -> None:
     keys = fill(live_kit, 9)
     outcomes = race(*[rotation(live_kit).run] * 3)
     assert all(isinstance(one, Rotated) for one in outcomes), outcomes
@@ -192,19 +190,19 @@ def test_rotations_that_run_at_once_move_each_key_once(live_kit: Kit) -> None:
     assert opened(live_kit, C2) == keys
 
 
-def test_a_commit_whose_answer_was_lost_is_counted_as_what_it_did(sqlite_kit: Kit) -> None:
+def test_repeated_write_of_a_batch_counts_its_own_rows(sqlite_kit: Kit) -> None:
     kit = sqlite_kit
     fill(kit, 1)
-    turning = rotation(kit)
-    (row,) = turning._next("")
-    fresh = turning._again(row)
-    assert turning._write([(row, fresh)]) == 1
-    assert turning._write([(row, fresh)]) == 1, "the same write again finds itself"
-    assert turning._write([(row, turning._again(row))]) == 0, "another's is no longer ours to write"
+    one = rotation(kit)
+    (row,) = one._next("")
+    fresh = one._again(row)
+    assert one._write([(row, fresh)]) == 1
+    assert one._write([(row, fresh)]) == 1, "the same write finds its own result"
+    assert one._write([(row, one._again(row))]) == 0, "a row that has changed is not written"
 
 
-def test_a_key_that_is_stored_meanwhile_by_an_older_process_is_told(kit: Kit, meddling: Any) -> None:
-    """Its process still has the old key first: the ring must not lose it, and the count says so."""
+def test_key_stored_with_the_old_key_during_a_rotation_is_moved_by_the_next(kit: Kit, meddling: Any) -> None:
+    """The process that stores the key still uses the old key of the ring, so that must not be removed yet."""
     fill(kit, 2)
     late: list[str] = []
 
@@ -217,11 +215,11 @@ def test_a_key_that_is_stored_meanwhile_by_an_older_process_is_told(kit: Kit, me
     assert stored(kit)[late[0]][0] == "c2"
 
 
-# --- the whole rotation, step by step, with jobs on their way ----------------------------------------------------
+# --- the whole rotation with jobs --------------------------------------------------------------------------------
 
 
 class Paid:
-    """A provider that notes the key of each call."""
+    """A provider that records the key of each call."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -239,7 +237,7 @@ def paid_job(stage: Stage, job_type: str, credential_id: str, user_id: str) -> s
 
 
 def processes(kit: Kit, ring: KeyRing) -> Iterator[tuple[Stage, Paid, str]]:
-    """A process with this ring, started as a worker is, and its job type."""
+    """Yield a worker process with this ring, and its job type."""
     with open_kit(kit.url, clock=kit.clock, credential_keys=ring) as each:
         each.services.check_start()
         with open_stage(each, router=ROUTER) as stage:
@@ -247,7 +245,7 @@ def processes(kit: Kit, ring: KeyRing) -> Iterator[tuple[Stage, Paid, str]]:
             yield stage, paid, stage.asking(paid)
 
 
-def test_the_ring_is_rotated_while_jobs_wait_and_run(kit: Kit) -> None:
+def test_jobs_run_before_during_and_after_a_rotation(kit: Kit) -> None:
     with_old, with_both, with_new = (KeyRing(ring) for ring in ((C1,), (C2, C1), (C2,)))
     keys = fill(kit, 3)
     ids = sorted(keys)
@@ -259,17 +257,17 @@ def test_the_ring_is_rotated_while_jobs_wait_and_run(kit: Kit) -> None:
         waiting.append(paid_job(stage, job_type, ids[1], "u1"))
     for stage, paid, job_type in processes(kit, with_both):
         running = paid_job(stage, job_type, ids[2], "u2")
-        claim_and_rotate: list[Rotated] = []
+        rotated: list[Rotated] = []
 
         def rotate_meanwhile(
-            request: GenerateRequest, token: CancellationToken, paid: Paid = paid, done: Any = claim_and_rotate
+            request: GenerateRequest, token: CancellationToken, paid: Paid = paid, done: Any = rotated
         ) -> str:
             done.append(rotation(kit).run())
             return paid(request, token)
 
         stage.provider.answers[:] = [rotate_meanwhile]
-        assert stage.run_to_end(running).lifecycle_status == "succeeded", "what was read before opens after"
-        assert claim_and_rotate == [Rotated("c2", 4, (), 0)]
+        assert stage.run_to_end(running).lifecycle_status == "succeeded", "the key was read before the rotation"
+        assert rotated == [Rotated("c2", 4, (), 0)]
         assert paid.keys == [keys[ids[2]]]
         stage.provider.answers[:] = [paid]
         assert stage.run_to_end(waiting[0]).lifecycle_status == "succeeded"

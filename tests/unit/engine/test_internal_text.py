@@ -1,4 +1,4 @@
-"""The text for operators: whatever was raised, it can be stored, it is short, and it holds no secret."""
+"""The internal text of an error: short, storable, and without secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Endless(Exception):
         return str(self)
 
 
-def test_the_stack_is_in_the_text() -> None:
+def test_internal_text_contains_the_stack() -> None:
     text = internal_text(raised(ValueError("a detail")))
     assert "ValueError: a detail" in text
     assert 'File "' in text
@@ -45,7 +45,7 @@ def test_the_stack_is_in_the_text() -> None:
     ],
     ids=["20 MB", "four-byte", "nul", "surrogates", "cut within a character"],
 )
-def test_no_error_is_too_long_or_too_odd_to_be_stored(words: str) -> None:
+def test_internal_text_of_any_error_can_be_stored(words: str) -> None:
     text = internal_text(raised(ValueError(words)))
     stored = text.encode()
     assert 0 < len(stored) <= MAX_BYTES
@@ -54,7 +54,7 @@ def test_no_error_is_too_long_or_too_odd_to_be_stored(words: str) -> None:
 
 
 @pytest.mark.parametrize("error", [Unprintable(), Endless()], ids=["raises", "recurses"])
-def test_an_error_whose_text_cannot_be_made_is_named(error: Exception) -> None:
+def test_unprintable_error_is_named_by_its_class(error: Exception) -> None:
     assert type(error).__name__ in internal_text(raised(error))
 
 
@@ -73,13 +73,13 @@ def test_an_error_whose_text_cannot_be_made_is_named(error: Exception) -> None:
         ("x-api-key: zzzzyyyyxxxx", "zzzzyyyyxxxx"),
     ],
 )
-def test_secrets_are_struck_out(words: str, secret: str) -> None:
+def test_secrets_are_masked(words: str, secret: str) -> None:
     text = internal_text(raised(ValueError(words)))
     assert secret not in text
     assert "ValueError" in text
 
 
-def test_a_secret_of_the_cause_is_struck_out_too() -> None:
+def test_secret_in_the_cause_is_masked() -> None:
     try:
         try:
             raise ValueError("sk-abcdefghijklmnop")
@@ -92,14 +92,14 @@ def test_a_secret_of_the_cause_is_struck_out_too() -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "-eyJ", "sk-", "password", "bearer ", "a:", "://", "x://y:"])
-def test_no_text_makes_the_search_for_secrets_slow(unit: str) -> None:
-    """The search holds the interpreter, and with it every heartbeat of the process."""
+def test_search_for_secrets_is_fast_for_any_text(unit: str) -> None:
+    """The search holds the interpreter lock, so a slow search would delay every renewal of the process."""
     error = raised(ValueError(unit * (20_000_000 // len(unit))))
-    # A search whose time grows with the square of this would not end within the time of a test.
+    # A search in quadratic time would exceed the test's timeout.
     assert len(internal_text(error)) < 20_000
 
 
-def test_a_database_error_is_told_from_other_faults() -> None:
+def test_database_error_has_its_own_code() -> None:
     database = OperationalError("SELECT 1", {}, Exception("gone"))
     assert as_job_error(database).code == "INTERNAL_DATABASE"
     assert as_job_error(RuntimeError("x")).code == "INTERNAL_ERROR"
@@ -116,7 +116,7 @@ class Note(BaseModel):
     title: int
 
 
-def test_a_schemas_error_is_told_by_field_and_fault_without_the_value() -> None:
+def test_schema_error_names_field_and_fault_without_the_value() -> None:
     with pytest.raises(ValidationError) as refused:
         Note.model_validate({"title": CONTENT})
     text = internal_text(refused.value)
@@ -124,7 +124,7 @@ def test_a_schemas_error_is_told_by_field_and_fault_without_the_value() -> None:
     assert CONTENT not in text
 
 
-def test_a_chain_of_errors_is_told_from_its_first_cause_each_once() -> None:
+def test_chain_of_errors_begins_with_the_first_cause_and_names_each_once() -> None:
     try:
         try:
             try:
@@ -132,17 +132,17 @@ def test_a_chain_of_errors_is_told_from_its_first_cause_each_once() -> None:
             except KeyError:
                 raise LookupError("second") from None
         except LookupError as second:
-            second.__context__ = second  # A ring, as careless code makes.
+            second.__context__ = second  # A cycle, as careless code creates it.
             raise ExceptionGroup("third", [ValueError("of a group")]) from second
     except ExceptionGroup as error:
         text = internal_text(error)
-    places = [text.find(word) for word in ("LookupError: second", "ValueError: of a group", "ExceptionGroup: third")]
+    places = [text.find(line) for line in ("LookupError: second", "ValueError: of a group", "ExceptionGroup: third")]
     assert -1 not in places
     assert places == sorted(places)
-    assert "KeyError: 'first'" not in text, "what `from None` hid stays hidden"
+    assert "KeyError: 'first'" not in text, "`from None` hides it"
 
 
-def test_a_chain_without_end_is_told_by_its_end() -> None:
+def test_very_long_chain_of_errors_ends_with_the_last() -> None:
     error: BaseException | None = None
     for number in range(5000):
         following = ValueError(number)

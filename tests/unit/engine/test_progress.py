@@ -1,4 +1,4 @@
-"""How far an attempt is: never falling, twice a second at most, and nobody's trouble."""
+"""Progress of an attempt: it never falls, is written at most twice a second, and its errors harm no attempt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trouble() -> DatabaseTrouble:
     return DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
 
 
-def test_it_is_written_twice_a_second_at_most_and_never_falls() -> None:
+def test_progress_is_written_at_most_twice_a_second_and_never_falls() -> None:
     clock, written = Clock(), list[int]()
     progress = Progress(written.append, trouble(), clock)
     for tenth in range(40):
@@ -40,10 +40,10 @@ def test_it_is_written_twice_a_second_at_most_and_never_falls() -> None:
     clock.now = 10
     progress.show(100)
     progress.show(50)
-    assert written[-1] == 80, "saving and projecting are still to come"
+    assert written[-1] == 80, "saving and projecting come after it"
 
 
-def test_short_work_writes_nothing() -> None:
+def test_short_work_writes_no_progress() -> None:
     clock, written = Clock(), list[int]()
     progress = Progress(written.append, trouble(), clock)
     clock.now = 0.4
@@ -53,7 +53,7 @@ def test_short_work_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("percent", [-5, 0, 101, 10**9])
-def test_an_odd_percentage_stays_within_the_works_own_part(percent: int) -> None:
+def test_invalid_percentage_stays_between_10_and_80(percent: int) -> None:
     clock, written = Clock(), list[int]()
     progress = Progress(written.append, trouble(), clock)
     clock.now = 1
@@ -62,14 +62,14 @@ def test_an_odd_percentage_stays_within_the_works_own_part(percent: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "event"),
     [
         (OperationalError("UPDATE", {}, Exception("gone")), "progress.database.away"),
         (TypeError("mine"), "progress.failed"),
         (LockLost("j", "gone"), None),
     ],
 )
-def test_what_goes_wrong_with_it_reaches_no_attempt(error: Exception, said: str | None) -> None:
+def test_progress_error_is_logged_and_not_raised(error: Exception, event: str | None) -> None:
     clock, calls = Clock(), list[int]()
 
     def fails(percent: int) -> None:
@@ -81,12 +81,12 @@ def test_what_goes_wrong_with_it_reaches_no_attempt(error: Exception, said: str 
         for second in range(1, 4):
             clock.now = second
             progress.show(10 * second)
-        told: list[Any] = [line["event"] for line in lines()]
-    assert told == ([said] if said else [])
-    assert len(calls) == (1 if said is None else 3), "who lost the job asks no more"
+        events: list[Any] = [line["event"] for line in lines()]
+    assert events == ([event] if event else [])
+    assert len(calls) == (1 if event is None else 3), "after a lost lease, nothing more is written"
 
 
-def test_an_attempt_that_must_stop_shows_nothing_more() -> None:
+def test_stopped_attempt_shows_no_more_progress() -> None:
     shown: list[int] = []
     token = CancellationToken(60, shown.append)
     token.progress(10)

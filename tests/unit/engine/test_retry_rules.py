@@ -1,4 +1,4 @@
-"""Whether an attempt's code is tried again, and when: by code, within the definition's bounds."""
+"""The retry rules: which error codes are retried, how often, and after what wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aijobs.engine.retry import wait_before_retry
 from aijobs.errors import CODES, JobError
 from aijobs.job_types.synthetic import DEFINITION
 
-# Written out, and not read from the table that it holds.
+# Written out instead of read from the table that these tests check.
 BACKOFF = {
     "PROVIDER_RATE_LIMITED",
     "PROVIDER_UNAVAILABLE",
@@ -50,7 +50,7 @@ def definition(*, delay: int = 1000, abort_strategy: str = "fail") -> JobDefinit
 def wait(
     code: str, *before: str, retries: int | None = None, most: int = 5, strategy: str = "fail"
 ) -> timedelta | None:
-    """The wait after `code`, where the job was tried again for each of `before`."""
+    """Return the wait after `code` for a job that was already retried for each of `before`."""
     return wait_before_retry(
         JobError(code),
         definition(abort_strategy=strategy),
@@ -60,7 +60,7 @@ def wait(
     )
 
 
-def test_the_table_names_every_code_that_must_never_be_tried_again() -> None:
+def test_table_has_every_code_that_is_never_retried() -> None:
     assert {
         "CANCELLED",
         "PROVIDER_ACCOUNT_EXHAUSTED",
@@ -79,51 +79,51 @@ def test_the_table_names_every_code_that_must_never_be_tried_again() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(NEVER))
-def test_a_code_that_no_repeat_can_mend_is_never_tried_again(code: str) -> None:
+def test_permanent_code_is_never_retried(code: str) -> None:
     assert wait(code, strategy="retry") is None
 
 
 @pytest.mark.parametrize("code", sorted(BACKOFF))
-def test_a_passing_trouble_is_tried_again_up_to_the_bound_and_no_further(code: str) -> None:
+def test_temporary_code_is_retried_up_to_max_retries(code: str) -> None:
     assert wait(code, *[code] * 4) is not None
     assert wait(code, *[code] * 5) is None
     assert wait(code, most=0) is None
 
 
 @pytest.mark.parametrize("code", sorted(ONCE))
-def test_a_fault_of_our_own_is_tried_again_once(code: str) -> None:
+def test_once_code_is_retried_once(code: str) -> None:
     assert wait(code) is not None
     assert wait(code, code) is None
     assert wait(code, most=0) is None, "once never exceeds max_retries"
 
 
-OURS = sorted(code for code in ONCE if not code.startswith("PROVIDER_"))
+INTERNAL = sorted(code for code in ONCE if not code.startswith("PROVIDER_"))
 
 
-@pytest.mark.parametrize("code", OURS)
-@pytest.mark.parametrize("before", OURS)
+@pytest.mark.parametrize("code", INTERNAL)
+@pytest.mark.parametrize("before", INTERNAL)
 def test_internal_codes_share_one_retry(code: str, before: str) -> None:
     assert wait(code, before) is None
     assert wait(code, "PROVIDER_CONNECTION_LOST", "VALIDATION_TRUNCATED") is not None, "others don't use it up"
 
 
-def test_a_provider_code_that_is_retried_once_counts_for_itself() -> None:
+def test_each_provider_code_has_its_own_single_retry() -> None:
     assert wait("PROVIDER_CONNECTION_LOST", "PROVIDER_EMPTY_OUTPUT", "INTERNAL_ERROR") is not None
 
 
-def test_a_timeout_is_tried_again_where_the_definition_says_so() -> None:
+def test_timeout_is_retried_if_the_definition_says_so() -> None:
     assert wait("TIMEOUT", strategy="fail") is None
     assert wait("TIMEOUT", strategy="retry", retries=4) is not None
     assert wait("TIMEOUT", strategy="retry", retries=5) is None
 
 
-def test_each_wait_is_twice_the_one_before() -> None:
+def test_wait_doubles_with_each_retry() -> None:
     waits = [wait("PROVIDER_UNAVAILABLE", retries=n) for n in range(4)]
     assert waits == [timedelta(seconds=s) for s in (1, 2, 4, 8)]
 
 
 @pytest.mark.parametrize(("asked", "waited"), [(30, 30), (1, 4)])
-def test_the_provider_can_lengthen_the_wait_but_not_shorten_it(asked: int, waited: int) -> None:
+def test_provider_can_lengthen_the_wait_but_not_shorten_it(asked: int, waited: int) -> None:
     error = JobError("PROVIDER_RATE_LIMITED", retry_after=timedelta(seconds=asked))
     found = wait_before_retry(error, definition(), retry_count=2, max_retries=3, retried={})
     assert found == timedelta(seconds=waited)

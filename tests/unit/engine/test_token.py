@@ -1,4 +1,4 @@
-"""How an attempt learns that it must stop."""
+"""The cancellation token of an attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aijobs.engine.token import CANCELLED, LOST, TIMEOUT, CancellationToken
 from aijobs.errors import JobError
 
 
-def test_the_deadline_is_a_reason_by_itself() -> None:
+def test_token_is_cancelled_after_its_deadline() -> None:
     token = CancellationToken(0.0)
     assert token.reason == TIMEOUT
     assert token.remaining() == 0
@@ -19,14 +19,14 @@ def test_the_deadline_is_a_reason_by_itself() -> None:
     assert stopped.value.code == TIMEOUT
 
 
-def test_the_first_reason_stands() -> None:
+def test_first_reason_is_kept() -> None:
     token = CancellationToken(60)
     token.cancel(CANCELLED)
     token.cancel(LOST)
     assert token.reason == CANCELLED
 
 
-def test_a_sleep_ends_as_soon_as_the_attempt_must_stop() -> None:
+def test_sleep_ends_when_the_attempt_is_cancelled() -> None:
     token = CancellationToken(600)
     threading.Timer(0.05, token.cancel, [CANCELLED]).start()
     with pytest.raises(JobError) as stopped:
@@ -34,22 +34,22 @@ def test_a_sleep_ends_as_soon_as_the_attempt_must_stop() -> None:
     assert stopped.value.code == CANCELLED
 
 
-def test_a_sleep_never_passes_the_deadline() -> None:
+def test_sleep_ends_at_the_deadline() -> None:
     with pytest.raises(JobError) as stopped:
         CancellationToken(0.05).sleep(30)
     assert stopped.value.code == TIMEOUT
 
 
-def test_a_sleep_within_the_deadline_just_ends() -> None:
+def test_sleep_within_the_deadline_returns() -> None:
     token = CancellationToken(60)
     token.sleep(0.01)
     assert token.reason is None
 
 
-def test_who_waits_to_abort_a_call_is_told_once_and_at_once_where_it_is_late() -> None:
-    token, told = CancellationToken(60), []
-    token.on_cancel(lambda: told.append("before"))
+def test_cancel_callback_runs_once_or_at_once_if_it_is_late() -> None:
+    token, called = CancellationToken(60), []
+    token.on_cancel(lambda: called.append("before"))
     token.cancel(CANCELLED)
     token.cancel(CANCELLED)
-    token.on_cancel(lambda: told.append("after"))
-    assert told == ["before", "after"]
+    token.on_cancel(lambda: called.append("after"))
+    assert called == ["before", "after"]

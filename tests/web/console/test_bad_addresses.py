@@ -15,7 +15,7 @@ from aijobs.monitor.filters import PARAMETERS
 from aijobs.operators.models import AuditLog
 from aijobs.web.factory import create_app
 from aijobs.wiring.services import build_services
-from tests.support.databases import OTHERS_LATER
+from tests.support.databases import SERVER_FIRST
 from tests.support.odd_texts import ODD_TEXTS
 from tests.web.console.stage import Stage, build_settings, prepare
 
@@ -45,7 +45,7 @@ def stage(
     services.database.engine.dispose()
 
 
-@OTHERS_LATER
+@SERVER_FIRST
 def test_odd_text_in_an_address_is_no_fault_of_ours(stage: Stage) -> None:
     stage.queued()
     console = stage.client("SUPER_ADMIN")
@@ -58,7 +58,7 @@ def test_odd_text_in_an_address_is_no_fault_of_ours(stage: Stage) -> None:
             assert console.get(address).status_code < 500, address
 
 
-@OTHERS_LATER
+@SERVER_FIRST
 def test_odd_text_in_a_form_or_header_is_no_fault_of_ours(stage: Stage) -> None:
     console, stranger = stage.client("SUPER_ADMIN"), stage.client(None)
     for text in ODD_TEXTS.values():

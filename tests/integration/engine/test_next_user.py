@@ -1,4 +1,4 @@
-"""A worker that pops a job whose user has his share runs another user's in its place, and loses nothing by it."""
+"""Fairness in a worker: if the user of a popped job has a fair share, another user's job runs first."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ QUEUE = "ai-interactive"
 
 
 def pop(stage: Stage) -> str:
-    """Pop the queue's next message and run it, as a worker does; the engine's word."""
+    """Pop the queue's next message, run it as a worker does, and return the outcome."""
     message = stage.kit.broker.take(QUEUE)
     assert message is not None, "nothing waits"
     return stage.engine.execute(message)
 
 
 def dispatch(kit: Kit) -> None:
-    """All events are sent and marked so."""
+    """Send all events and mark them published."""
     kit.advance(1)
     s = kit.services
     OutboxDispatcher(s.database, s.outbox_events, s.lifecycle, kit.broker, "dispatcher").cycle()
 
 
 class Busy:
-    """A user `a` whose one job runs until it is let go, whose second comes next, and a user `b` who waits behind."""
+    """User `a` with a running job and a second one in the queue, and user `b` with a job behind that."""
 
     def __init__(self, stage: Stage) -> None:
         kit, self.held = stage.kit, Held()
@@ -49,7 +49,7 @@ class Busy:
         self.other = kit.new_job(user_id="b").id
         dispatch(kit)
 
-    def let_go(self) -> None:
+    def end(self) -> None:
         self.held.go.set()
         self.thread.join(10)
         assert self.outcome == ["succeeded"]
@@ -59,7 +59,7 @@ def states(kit: Kit, *job_ids: str) -> list[str]:
     return [kit.job(job_id).lifecycle_status for job_id in job_ids]
 
 
-def test_the_other_users_job_runs_and_the_message_that_was_popped_is_there_again(stage: Stage, log_lines: Any) -> None:
+def test_job_of_the_next_user_runs_and_the_popped_message_is_put_back(stage: Stage, log_lines: Any) -> None:
     kit, busy = stage.kit, Busy(stage)
     assert pop(stage) == "succeeded"
     assert states(kit, busy.running, busy.second, busy.other) == ["running", "queued", "succeeded"]
@@ -67,23 +67,23 @@ def test_the_other_users_job_runs_and_the_message_that_was_popped_is_there_again
     assert events["job.turn_given"]["outboxId"] == kit.events(busy.second)[0].id
     locked = [line for line in log_lines() if line["event"] == "job.locked"][-1]
     assert (locked["jobId"], locked["outboxId"]) == (busy.other, kit.events(busy.other)[0].id)
-    busy.let_go()
+    busy.end()
     kit.advance(600)
     assert build_redrive(kit.services).run() == 0, "nothing was lost"
     assert Check(kit.database, kit.clock, kit.broker).run().is_sound
-    assert [pop(stage), pop(stage)] == ["succeeded", "not_taken"], "then the second of a's, and b's own old message"
+    assert [pop(stage), pop(stage)] == ["succeeded", "not_taken"], "the second job of `a`, then the old message of `b`"
     assert states(kit, busy.second) == ["succeeded"]
 
 
-def test_a_type_that_this_worker_does_not_know_gives_nobody_a_turn(sqlite_stage: Stage) -> None:
+def test_fairness_skips_jobs_of_unknown_types(sqlite_stage: Stage) -> None:
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
     kit.set(busy.other, job_type="unheard_of")
     assert pop(sqlite_stage) == "succeeded"
     assert states(kit, busy.second, busy.other) == ["succeeded", "queued"]
-    busy.let_go()
+    busy.end()
 
 
-def test_where_another_worker_was_faster_at_the_others_job_the_popped_one_runs(
+def test_popped_job_runs_if_another_worker_locks_the_other_job_first(
     sqlite_stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
@@ -98,10 +98,10 @@ def test_where_another_worker_was_faster_at_the_others_job_the_popped_one_runs(
     monkeypatch.setattr(kit.lifecycle, "lock_job", lock)
     assert pop(sqlite_stage) == "succeeded"
     assert states(kit, busy.second, busy.other) == ["succeeded", "running"]
-    busy.let_go()
+    busy.end()
 
 
-def test_a_worker_that_is_always_too_late_stops_trying_and_leaves_the_message(
+def test_worker_stops_after_five_lock_attempts_and_puts_the_message_back(
     sqlite_stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
@@ -118,17 +118,19 @@ def test_a_worker_that_is_always_too_late_stops_trying_and_leaves_the_message(
         assert pop(sqlite_stage) == "not_taken"
     assert asked == [busy.second, busy.other, busy.second, busy.other, busy.second][:MAX_LOCK_ATTEMPTS]
     assert kit.broker.take(QUEUE).job_id == busy.second
-    busy.let_go()
+    busy.end()
 
 
-def test_a_broker_that_is_away_costs_nobody_the_turn_and_the_redrive_finds_the_message(sqlite_stage: Stage) -> None:
+def test_redrive_sends_the_popped_message_that_could_not_be_put_back(
+    sqlite_stage: Stage,
+) -> None:
     kit, busy = sqlite_stage.kit, Busy(sqlite_stage)
     message = kit.broker.take(QUEUE)
     kit.broker.away = True
     assert sqlite_stage.engine.execute(message) == "succeeded"
     kit.broker.away = False
     assert states(kit, busy.second, busy.other) == ["queued", "succeeded"]
-    busy.let_go()
+    busy.end()
     kit.advance(10)
     assert build_redrive(kit.services).run() == 1
     kit.broker.remove(outgoing(kit.events(busy.other)[0], kit.job(busy.other)))
@@ -136,7 +138,7 @@ def test_a_broker_that_is_away_costs_nobody_the_turn_and_the_redrive_finds_the_m
     assert states(kit, busy.second) == ["succeeded"]
 
 
-def test_a_user_with_a_long_queue_does_not_hold_up_another_on_a_worker_with_two_slots(sqlite_stage: Stage) -> None:
+def test_long_queue_of_one_user_does_not_delay_another_on_two_slots(sqlite_stage: Stage) -> None:
     stage, kit = sqlite_stage, sqlite_stage.kit
 
     def script(job_input: Any, attempt_no: int, context: Any) -> dict[str, Any]:
@@ -160,5 +162,5 @@ def test_a_user_with_a_long_queue_does_not_hold_up_another_on_a_worker_with_two_
     for worker in workers:
         worker.join(30)
     assert set(states(kit, *crowd, *few)) == {"succeeded"}
-    assert max(ended.index(job_id) for job_id in few) < 12, "16 messages were before theirs"
+    assert max(ended.index(job_id) for job_id in few) < 12, "16 messages of the other user came first"
     assert Check(kit.database, kit.clock, kit.broker).run().is_sound
