@@ -23,8 +23,8 @@ class UserModelCredential(Base):
     last_four: Mapped[str] = mapped_column(String(4))
     fingerprint: Mapped[str] = mapped_column(String(64))
     key_id: Mapped[str] = mapped_column(Key(16), index=True)
-    """Which key of the ring it is encrypted with. Indexed: each start asks which keys are needed."""
+    """The key of the ring that encrypts it. Indexed, because each start checks which keys are needed."""
     ciphertext: Mapped[bytes] = deferred(mapped_column(LargeBinary, nullable=False), raiseload=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Right to the hour: a write for each use would be for nothing."""
+    """Written once an hour at most."""

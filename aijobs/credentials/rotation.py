@@ -1,4 +1,4 @@
-"""Moving users' stored keys under the ring's newest key, so that the old ones may go."""
+"""Re-encrypt users' stored keys with the newest key of the ring, so that the old ones may go."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BATCH = 20
 
 @dataclass(frozen=True)
 class Rotated:
-    """What a rotation did."""
+    """The result of a rotation."""
 
     key_id: str
     """The newest key of the ring."""
     rotated: int
     unreadable: tuple[str, ...]
-    """The credentials that could not be opened; their rows are as they were."""
+    """Ids of credentials that can't be decrypted. Their rows are unchanged."""
     remaining: int
-    """Rows that still need another key: while there are any, the old keys must stay."""
+    """Rows that still need an old key. While there are any, the old keys must stay."""
 
     @property
     def is_complete(self) -> bool:
@@ -33,11 +33,11 @@ class Rotated:
 
 
 class CredentialRotation:
-    """Encrypts rows anew that aren't under the newest key, a batch a transaction, in order of their ids.
+    """Re-encrypts rows that don't use the newest key, one batch per transaction, in order of their ids.
 
-    May run at any time, any number at once, and again after it was killed: what is done is no longer found. Each new
-    ciphertext is opened before it is written, and written only in the place of what was read, so that a user who
-    deletes a key meanwhile, or another rotation, wins.
+    May run at any time, several times at once, and again after it was killed: finished rows aren't found again. Each
+    new ciphertext is decrypted before it is written, and it replaces only the ciphertext that was read: a user who
+    deletes the key meanwhile, or another rotation, wins.
     """
 
     def __init__(self, database: Database, store: CredentialStore, batch: int = BATCH) -> None:
@@ -45,7 +45,7 @@ class CredentialRotation:
         self._steps = Steps(database)
 
     def run(self) -> Rotated:
-        """Go through all rows once. A row that can't be opened is named, and stops no other."""
+        """Re-encrypt all rows once. A row that can't be decrypted is reported, and stops no other."""
         vault = self._store.vault
         rotated, unreadable, behind = 0, list[str](), ""
         while batch := self._next(behind):
@@ -66,7 +66,7 @@ class CredentialRotation:
             return self._store.find_old(session, behind, self._batch)
 
     def _again(self, stored: StoredKey) -> Sealed:
-        """The same key under the newest one; it was opened again, and is the same. `JobError` where it can't be."""
+        """Return the key encrypted with the newest one, and checked by decrypting it. `JobError` if it can't be."""
         vault = self._store.vault
         api_key = vault.open(stored.sealed, stored.place)
         fresh = vault.seal(api_key, stored.place)
@@ -75,7 +75,7 @@ class CredentialRotation:
         return fresh
 
     def _write(self, fresh: list[tuple[StoredKey, Sealed]]) -> int:
-        """Write a batch; how many rows hold what was written."""
+        """Write a batch, and return the number of rows that were changed."""
 
         def replace(session: Session) -> int:
             return sum(self._store.replace(session, stored, sealed) for stored, sealed in fresh)

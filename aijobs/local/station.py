@@ -1,4 +1,4 @@
-"""Everything on one machine: embedded broker, schema, web and the three consumers, for `aijobs up` and `demo`."""
+"""Run everything on one machine: embedded broker, schema, web and three consumers. For `aijobs up` and `demo`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _NEXT_PORTS = 20
 
 MAINTENANCE = "maintenance"
 CONSUMERS = ("interactive", "background", MAINTENANCE)
-"""The consumers by their names in `aijobs.workers`. How many threads each has, its queue's policy says."""
+"""The consumers by their names in `aijobs.workers`. Their queue's policy has the number of threads."""
 
 
 class AlreadyUp(AijobsError):
-    """Another process runs the station of this instance; `url` is where it answers."""
+    """Another process runs this instance; `url` is its address."""
 
     def __init__(self, pid: int, url: str, instance_path: Path) -> None:
         super().__init__(f"aijobs is up already for {instance_path}: process {pid}, {url}")
@@ -53,14 +53,14 @@ class AlreadyUp(AijobsError):
 
 
 class Stopped(AijobsError):
-    """Somebody asked for the end before the start was over."""
+    """A stop was requested before the start was complete."""
 
 
 _PIECE_S = 0.2
 
 
 class StopRequests:
-    """Ctrl-C, SIGTERM and a closed terminal: the first asks to stop, the second to hurry."""
+    """Ctrl-C, SIGTERM and a closed terminal: the first one requests a stop, the second one hurries it."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -75,10 +75,9 @@ class StopRequests:
         return self._count > 1
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long for the first; whether it has come.
+        """Wait at most `seconds` for the first one, and return whether it came.
 
-        In short pieces: a signal that the system gives to another thread wakes nobody here, and is seen only when this
-        thread goes on.
+        In short pieces: a signal that the system delivers to another thread doesn't interrupt this one.
         """
         until = time.monotonic() + seconds
         while not self._asked.wait(max(0.0, min(until - time.monotonic(), _PIECE_S))):
@@ -92,7 +91,7 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
-        """Take the signals, and give them back at the end."""
+        """Handle the signals in the block, and restore the old handlers after it."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
@@ -103,14 +102,14 @@ class StopRequests:
 
 
 class InstanceLock:
-    """One station for one `instance/`. The kernel frees it with the process, so that it is never stale."""
+    """Allows one process for one `instance/`. The kernel frees the lock with the process, so it is never stale."""
 
     def __init__(self, instance_path: Path) -> None:
         self._instance_path = instance_path
         self._file: IO[str] | None = None
 
     def take(self) -> None:
-        """`AlreadyUp` where another process holds it. Harmless where it is held here."""
+        """Take the lock. `AlreadyUp` if another process holds it. Harmless if it is held here."""
         if self._file is not None:
             return
         self._instance_path.mkdir(parents=True, exist_ok=True)
@@ -125,14 +124,14 @@ class InstanceLock:
         self._file = file
 
     def tell(self, url: str) -> None:
-        """Write down who holds it and where it answers."""
+        """Write the holder and its address to the lock file."""
         assert self._file is not None
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n{url}\n")
         self._file.flush()
 
     def release(self) -> None:
-        """Harmless where it isn't held."""
+        """Release the lock. Harmless if it isn't held."""
         if self._file is not None:
             self._file.truncate(0)
             self._file.close()
@@ -145,9 +144,9 @@ def _read_up_file(text: str) -> tuple[int, str]:
 
 
 def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
-    """A listening socket, handed to the web process, so that the port stays ours while that one restarts.
+    """Return a listening socket for the web process, so that the port stays ours while that one restarts.
 
-    Where the port is taken and `may_differ`: the next free one. `AijobsError` else.
+    If the port is in use and `may_differ`: the next free one. Otherwise `AijobsError`.
     """
     ports = (port, *range(port + 1, port + _NEXT_PORTS), 0) if may_differ and port else (port,)
     for number in ports:
@@ -157,7 +156,7 @@ def listen(host: str, port: int, *, may_differ: bool) -> socket.socket:
             refusal = error
         else:
             return listener
-    # A number below zero is a name that can't be resolved.
+    # A negative number is a name that can't be resolved.
     why = os.strerror(refusal.errno) if refusal.errno and refusal.errno > 0 else refusal.strerror
     raise AijobsError(f"can't listen on {host}:{port}: {why}")
 
@@ -168,7 +167,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the web process is reached from this machine."""
+    """The address of the web process on this machine."""
 
     host: str
     port: int
@@ -180,12 +179,14 @@ class Place:
 
 
 class Station:
-    """Use as a context manager: at its start everything runs and answers, at its end nothing is left."""
+    """Everything on one machine. Use it as a context manager: in the block everything runs, after it nothing
+    is left.
+    """
 
     def __init__(
         self, settings: Settings, stop: StopRequests, say: Callable[[str], None], *, port: int | None = None
     ) -> None:
-        """`port` 0: any free one; None: that of the settings, or the next free one where it is the default."""
+        """`port` 0: any free one; None: that of the settings, or the next free one if it is the default."""
         self._settings, self._stop, self._say, self._port = settings, stop, say, port
         self._lock = InstanceLock(settings.instance_path)
         self._broker = None if settings.redis_url else EmbeddedBroker(settings.instance_path)
@@ -196,13 +197,13 @@ class Station:
         self.place = Place(settings.bind, settings.port)
 
     def claim(self) -> None:
-        """Hold the instance, so that no other process starts it. `AlreadyUp`."""
+        """Take the instance's lock. `AlreadyUp` if another process has it."""
         self._lock.take()
 
     def open(self) -> None:
-        """Start everything and wait until it answers; whatever was started is stopped where that fails.
+        """Start everything and wait until it answers. If that fails, stop what was started.
 
-        `AlreadyUp` where another process does the same for this instance; `Stopped`; `AijobsError` in one line.
+        `AlreadyUp` if another process runs this instance; `Stopped`; `AijobsError` with one line.
         """
         try:
             self._start()
@@ -249,7 +250,9 @@ class Station:
             broker.close()
 
     def _prepare_database(self) -> None:
-        """The schema made, and the ring of keys held against what is stored: here it is one line, not a dead child."""
+        """Create the schema, and check the ring of keys against the stored credentials: here it is one line, not a dead
+        child.
+        """
         engine = build_engine(self._settings.database_url)
         try:
             upgrade(engine)
@@ -259,7 +262,7 @@ class Station:
             engine.dispose()
 
     def _web_spec(self, descriptor: int) -> ChildSpec:
-        # Our settings know where it listens and were checked; without AIJOBS_ENV it would refuse development keys.
+        # Its settings were checked here. Without AIJOBS_ENV it would refuse development keys.
         env = ("/usr/bin/env", f"AIJOBS_ENV={self._settings.env}")
         command = [*env, sys.executable, "-m", "aijobs.web.local_server", str(descriptor)]
         return ChildSpec("web", command, stop_timeout_s=GRACE_S + 5, inherit_fds=(descriptor,))
@@ -287,7 +290,7 @@ class Station:
         return answers(self.place.url, timeout_s=1.0)
 
     def _workers_are_there(self) -> bool:
-        """Whether the consumers of jobs have said hello, so that what is asked for now is done at once."""
+        """Return whether the job consumers write heartbeats, so that a job that is created now starts at once."""
         broker = RedisBroker.from_settings(self._settings)
         try:
             present = {worker.pid for worker in PresenceReader(broker.window).read()}
@@ -298,12 +301,12 @@ class Station:
         return all(child.pid in present for child in self._consumers.children if child.spec.name != MAINTENANCE)
 
     def supervise(self) -> None:
-        """Keep everything alive until a stop is asked for."""
+        """Keep everything running until a stop is requested."""
         while not self._stop.wait(2 * _LOOK_S):
             self.look_after()
 
     def look_after(self) -> None:
-        """One look at everything; call it a few times a second."""
+        """Check every process once. Call it a few times a second."""
         if self._broker is not None and not _is_alive(self._broker.pid):
             self._say("the embedded broker ended; starting everything again with a new one")
             self._stop_children()
@@ -317,7 +320,7 @@ class Station:
         self._consumers.revive()
 
     def close(self) -> None:
-        """Stop web, consumers and broker, in this order; by force where a second signal says so."""
+        """Stop web, consumers and broker, in this order; by force after a second signal."""
         self._stop_children()
         self._close_database()
         if self._broker is not None:
@@ -349,7 +352,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def answers(url: str, timeout_s: float) -> bool:
-    """Whether a web process of ours answers there and says that it is well."""
+    """Return whether our web process answers at `url` and is healthy."""
     try:
         with urllib.request.urlopen(f"{url}/healthz", timeout=timeout_s) as answer:  # noqa: S310 - our own address
             return bool(answer.status == 200)

@@ -1,7 +1,7 @@
-"""Child processes kept alive until they are told to stop, and none of them left afterwards.
+"""Keep child processes running until they are told to stop, and leave none behind.
 
-Each child leads a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone, which stops
-them in order. Should the supervisor itself be killed, the kernel sends each child SIGTERM (Linux).
+Each child leads a session of its own, so Ctrl-C in the terminal reaches only the supervisor, which stops them in order.
+If the supervisor is killed, the kernel sends each child SIGTERM (Linux).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from aijobs.machine import tied_command
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
 STEADY_AFTER_S = 10.0
-"""A child that lived this long starts with the shortest back-off again."""
+"""After this time a child's back-off starts from the beginning again."""
 REFUSAL = "aijobs: "
-"""The beginning of the line in which a process says why it refuses to start."""
+"""The start of the line in which a process says why it doesn't start."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """One program: its name (that of its log too), its command, and how long it may take to stop."""
+    """One program: its name (and its log's), its command, and its time to stop."""
 
     name: str
     command: Sequence[str]
@@ -36,11 +36,11 @@ class ChildSpec:
 
 
 class ChildDied(Exception):
-    """A child ended before it was ready; the text says which, how, and why."""
+    """A child ended before it was ready. The text says which, how, and why."""
 
 
 class Child:
-    """One program that is kept alive. Start it from the main thread: the kernel ties it to the thread that did."""
+    """One program that is kept running. Start it from the main thread: the kernel ties it to that thread."""
 
     def __init__(self, spec: ChildSpec, log: Path) -> None:
         self.spec = spec
@@ -59,7 +59,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the program, its output appended to its log."""
+        """Start the program. Its output is appended to its log."""
         self._restart_at = None
         self._started_at = time.monotonic()
         with self.log.open("ab") as log:
@@ -73,7 +73,7 @@ class Child:
             )
 
     def revive(self) -> str | None:
-        """Start it again if it died and its back-off is over; one line for a death that is new, else None."""
+        """Start it again if it died and its back-off is over. Return one line for a new death, otherwise None."""
         if self._process is None or self.is_running:
             return None
         now = time.monotonic()
@@ -89,25 +89,25 @@ class Child:
         return None
 
     def describe_end(self) -> str:
-        """How it ended, in half a line."""
+        """Return how it ended, in half a line."""
         code = self._process.returncode if self._process else None
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return f"{self.spec.name} ended ({how})"
 
     def last_words(self) -> str:
-        """Why it refused to start, in the line that our code wrote; otherwise the last line of its log."""
+        """Return why it refused to start, from its own line; otherwise the last line of its log."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         refusals = [line.removeprefix(REFUSAL) for line in lines if line.startswith(REFUSAL)]
         return (refusals or lines or ["its log is empty"])[-1][:300]
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
+        """Send it a signal, if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def kill_session(self) -> None:
-        """End it by force, with whatever it started."""
+        """Kill it with all processes of its session."""
         if self._process is None:
             return
         try:
@@ -118,7 +118,7 @@ class Child:
 
 
 class Supervisor:
-    """A set of children: started in order, revived when they die, stopped in groups."""
+    """A set of children: started in order, restarted when they die, stopped in groups."""
 
     def __init__(self, log_folder: Path, say: Callable[[str], None]) -> None:
         self.children: list[Child] = []
@@ -126,7 +126,7 @@ class Supervisor:
         self._say = say
 
     def start(self, spec: ChildSpec) -> Child:
-        """Start a child with a fresh log; the one before is kept as `<name>.log.1`."""
+        """Start a child with a new log; the old one is kept as `<name>.log.1`."""
         self._log_folder.mkdir(parents=True, exist_ok=True)
         log = self._log_folder / f"{spec.name}.log"
         if log.exists():
@@ -137,20 +137,20 @@ class Supervisor:
         return child
 
     def revive(self) -> None:
-        """One look at every child; call it a few times a second."""
+        """Check every child once, and restart it if needed. Call it a few times a second."""
         for child in self.children:
             line = child.revive()
             if line:
                 self._say(line)
 
     def require_alive(self) -> None:
-        """`ChildDied` where a child has ended: for the start, where a death is a mistake and not an accident."""
+        """Raise `ChildDied` if a child has ended. For the start, when a death is a mistake and not an accident."""
         for child in self.children:
             if not child.is_running:
                 raise ChildDied(f"{child.describe_end()}: {child.last_words()}")
 
     def stop(self, hurry: Callable[[], bool]) -> None:
-        """Stop the children one group after the other; at once and by force where `hurry()` says so."""
+        """Stop the children one group after the other; at once and by force if `hurry()` returns true."""
         for child in self.children:
             child.signal(child.spec.stop_signal)
         deadlines = {id(c): time.monotonic() + c.spec.stop_timeout_s for c in self.children}
@@ -163,5 +163,5 @@ class Supervisor:
             if waiting:
                 time.sleep(0.05)
         for child in self.children:
-            child.kill_session()  # What a child left behind goes with its session.
+            child.kill_session()  # Processes that a child left behind end with its session.
         self.children.clear()

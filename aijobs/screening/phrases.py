@@ -1,7 +1,7 @@
-"""Finding phrases in a text, whatever its width, case, marks and invisible characters, in time that grows with it.
+"""Find phrases in a text, whatever its width, case, marks and invisible characters, in linear time.
 
-A phrase is written like `how to (make|build) ~4 pipe bomb`: words as they are; `(a|b)` either of these, where an empty
-alternative, `(|a)`, may be missing; `~4` up to four words in between (characters in Chinese); `word*` any ending. Parts
+A phrase is written like `how to (make|build) ~4 pipe bomb`: words as they are; `(a|b)` one of these, where an empty
+alternative, `(|a)`, is optional; `~4` up to four words in between (characters in Chinese); `word*` any ending. Parts
 stand next to each other, in one sentence.
 """
 
@@ -21,7 +21,7 @@ MAX_GAP = 12
 MAX_OPTIONAL = 5
 MAX_LITERALS = 800
 _REMEMBERED = 4
-"""Of one part, the last places from which a phrase can go on; more would only find it again."""
+"""The last matches of a part from which a phrase may continue. More would only find the same phrase again."""
 
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
@@ -34,15 +34,16 @@ _APOSTROPHES = frozenset("'’‘ʼ`´")
 _TOKEN = re.compile(r"\((?P<either>[^()]*)\)|~(?P<gap>\d+)|(?P<word>[^\s()|~]+)|(?P<odd>\S)")
 
 Alike = Mapping[int, str]
-"""Characters that count as others, by code point: for `str.translate`."""
+"""Characters that count as others, by code point, for `str.translate`."""
 
 
 def fold(text: str, alike: Alike) -> str:
-    """`text` as it is compared: words with one space between, ideographs with none, a line break where a sentence ends.
+    """Return the text for comparison: words with one space between, ideographs with none, a line break at the end of a
+    sentence.
 
     Compatibility forms, case, combining marks, invisible characters and apostrophes make no difference.
     """
-    # Marks go before anything else: normalizing sorts a run of them, in quadratic time.
+    # Remove marks first: normalization sorts a run of them, in quadratic time.
     plain = unicodedata.normalize("NFKD", _without_marks(text)).casefold()
     plain = unicodedata.normalize("NFKC", _without_marks(plain)).translate(alike)
     return _SEPARATORS.sub(_separator, plain).strip(" ,\n")
@@ -70,13 +71,13 @@ def _is_ideograph(character: str) -> bool:
 
 
 def _joins_words(character: str) -> bool:
-    """Whether a word goes on across this character; an ideograph is a word of its own."""
+    """Return whether a word continues across this character. An ideograph is a word of its own."""
     return character.isalnum() and not _is_ideograph(character)
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Folded text; `open_end`: the word may go on."""
+    """Folded text. `open_end`: the word may continue."""
 
     text: str
     open_end: bool
@@ -84,22 +85,22 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of these literals, with up to `gap` words between it and the part before."""
+    """One of these literals, at most `gap` words after the part before."""
 
     literals: tuple[Literal, ...]
     gap: int
 
 
 _Choice = tuple[tuple[str, ...], int]
-"""What may stand in a place ("": nothing), and how many words may come before it."""
+"""The alternatives of a place ("" is nothing), and how many words may come before it."""
 Variant = tuple[Part, ...]
-"""One way to say a phrase."""
+"""One variant of a phrase."""
 Owner = tuple[str, str]
-"""What a phrase is for: a kind and a name."""
+"""The owner of a phrase: a kind and a name."""
 
 
 def parse_phrase(source: object, alike: Alike) -> tuple[Variant, ...]:
-    """The ways to say a phrase, each without optional parts. `ValueError` says what is wrong with it."""
+    """Return the variants of a phrase, each without optional parts. `ValueError` says what is wrong with it."""
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"{source!r} is no phrase: write a text, in quotes where YAML would read something else")
     parts: list[_Choice] = []
@@ -151,8 +152,8 @@ def _variants(source: str, parts: list[_Choice], alike: Alike) -> tuple[Variant,
 
 
 def _joined(parts: list[_Choice]) -> list[_Choice]:
-    """The same with neighbours put together where that makes few enough literals: a short word that stands
-    everywhere, such as `i`, is then looked for with the next ones alone.
+    """Join neighbours if that makes few literals: a short common word such as `i` is then searched together with the
+    next one.
     """
     joined = parts[:1]
     for either, gap in parts[1:]:
@@ -174,14 +175,14 @@ def _literal(source: str, word: str, alike: Alike) -> Literal:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a phrase stands, counted in words (and ideographs) of the text."""
+    """The place of a phrase, counted in words (and ideographs) of the text."""
 
     start: int
     end: int
 
 
 class Spans:
-    """Places of one kind, asked whether any of them touches a stretch of the text."""
+    """Places of one kind, to test whether any of them touches a part of the text."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         ordered = sorted(spans, key=lambda span: span.start)
@@ -189,7 +190,7 @@ class Spans:
         self._furthest = list(accumulate((span.end for span in ordered), max))
 
     def touch(self, start: int, end: int) -> bool:
-        """Whether one begins before `end` and ends after `start`."""
+        """Return whether one begins before `end` and ends after `start`."""
         before = bisect_left(self._starts, end)
         return before > 0 and self._furthest[before - 1] > start
 
@@ -205,7 +206,7 @@ class _Use:
 
 
 class PhraseMatcher:
-    """Finds the phrases of many owners in one walk over a text."""
+    """Finds the phrases of many owners in one pass over a text."""
 
     def __init__(self, phrases: Iterable[tuple[Owner, Variant]], alike: Alike) -> None:
         self._alike = alike
@@ -223,9 +224,9 @@ class PhraseMatcher:
             self._automaton.make_automaton()
 
     def find(self, text: str) -> dict[Owner, list[Span]]:
-        """Where each owner's phrases stand; owners without any are left out.
+        """Return the places of each owner's phrases; owners without any are left out.
 
-        Each place at which a part of a phrase stands is looked at once, with a bounded number of places before it.
+        Each match of a part is compared with a limited number of matches before it.
         """
         found: dict[Owner, list[Span]] = {}
         if not len(self._automaton):
@@ -244,7 +245,7 @@ class PhraseMatcher:
         return found
 
     def _places(self, folded: str) -> Iterator[tuple[int, int, _Use]]:
-        """(start, end, use) of each literal that stands in the text as whole words."""
+        """Yield (start, end, use) of each literal that stands in the text as whole words."""
         for last, (length, uses) in self._automaton.iter(folded):
             start, end = last - length + 1, last + 1
             if start and _joins_words(folded[start]) and _joins_words(folded[start - 1]):
@@ -262,7 +263,7 @@ def _beginnings(
     words: list[int],
     breaks: list[int],
 ) -> Iterator[int]:
-    """Where phrases begin that go on, or begin, with this use at `start`; the nearest first."""
+    """Yield the starts of phrases that begin, or continue, with this use at `start`; the nearest first."""
     if use.part == 0:
         yield start
         return
@@ -272,7 +273,7 @@ def _beginnings(
 
 
 def _counts(folded: str) -> tuple[list[int], list[int]]:
-    """For each place in the text: how many words begin before it, and how many sentences end before it."""
+    """Return, for each place in the text, how many words begin before it, and how many sentences end before it."""
     begins = [0] * (len(folded) + 1)
     for word in _WORD.finditer(folded):
         begins[word.start() + 1] = 1

@@ -1,7 +1,7 @@
-"""Redaction r1: personal data and secrets in a JSON document become marks such as `[EMAIL_1]`.
+"""Redaction r1: replace personal data and secrets in a JSON document by marks such as `[EMAIL_1]`.
 
-The same value has the same mark within one document; marks are numbered as they occur first. Which value a mark stands
-for is kept nowhere.
+The same value has the same mark within one document; marks are numbered by first occurrence. The value behind a mark is
+stored nowhere.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _MARK = re.compile(rf"\[(?P<kind>{_KINDS})_(?P<number>[1-9][0-9]{{0,8}})\]")
 _NAME_FIELDS = ("name", "key", "field", "header", "parameter", "param", "k")
 _VALUE_FIELDS = ("value", "val", "v", "content")
 _MAX_ROUNDS = 10
-"""What was found may lay bare what stood beside it, so a text is looked at until nothing is found; far fewer do."""
+"""Maximum passes over a text: a redaction may expose what stood beside it. Real texts need far fewer."""
 
 
 @dataclass(frozen=True)
 class Redacted:
-    """A document without what it must not hold, how often each rule found something, and by which rules."""
+    """A redacted document, with the number of replacements by rule, and the version of the rules."""
 
     content: Any = field(repr=False)
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By the kind of mark in small letters: `{"email": 2, "private_key": 1}`; kinds without any are left out."""
+    """Replacements by kind of mark in lower case: `{"email": 2, "private_key": 1}`. Kinds without any are left out."""
     version: str = VERSION
 
 
 def redact(content: Any) -> Redacted:
-    """`content`, any JSON value, with marks in place of what the rules find. It is not changed itself.
+    """Return a copy of `content`, any JSON value, with marks for what the rules find.
 
     In all strings and names: mail addresses, phone numbers, Chinese resident ids, bank cards, API keys, tokens, private
-    keys, credentials in addresses, and values behind the name of a secret. Whole values of fields with such a name, at
-    any depth, in JSON inside a string, and as `{"name": "password", "value": "x"}`. The learning app's own identifiers
-    (`id`, `sid`) stay as they are: its evidence names segments by them. Marks that are there already stay, and no other
-    value gets theirs, so that redacting twice changes nothing.
+    keys, credentials in URLs, and values after the name of a secret. Whole values of fields with such a name, at any
+    depth, in JSON inside a string, and as `{"name": "password", "value": "x"}`. The learning app's own ids (`id`,
+    `sid`) stay, because its evidence names segments by them. Existing marks stay, and no other value gets them, so a
+    second redaction changes nothing.
     """
     return _Redaction(content).run()
 
@@ -63,7 +63,7 @@ class _Redaction:
         return Redacted(content, dict(sorted(self._counts.items())))
 
     def _reserve(self, value: Any) -> None:
-        """Note the marks that are there already."""
+        """Record the marks that exist already."""
         if isinstance(value, str):
             for mark in _MARK.finditer(value):
                 self._taken.setdefault(mark["kind"], set()).add(int(mark["number"]))
@@ -111,12 +111,12 @@ class _Redaction:
 
     def _name(self, name: str, made: Mapping[str, Any]) -> str:
         safe = self._text(name)
-        while safe in made:  # Two spellings of one address, say.
+        while safe in made:  # For example two spellings of one address.
             safe += "'"
         return safe
 
     def _secret(self, value: Any) -> Any:
-        """What stands under the name of a secret: each text of it, and numbers of four digits and more."""
+        """Redact the value of a secret's name: each text of it, and numbers of four digits or more."""
         if isinstance(value, str):
             return value if not value.strip() or _MARK.fullmatch(value) else self._mark(SECRET, value)
         if isinstance(value, Mapping):
@@ -141,7 +141,7 @@ class _Redaction:
     # --- texts ---------------------------------------------------------------------------------------------------
 
     def _text(self, text: str) -> str:
-        """Marks stand apart from the pieces between them, so that no rule can read one, or across one."""
+        """Redact the pieces between marks, so that no rule reads a mark or matches across one."""
         pieces = _split(text)
         for _ in range(_MAX_ROUNDS):
             before = self._counts.total()
@@ -152,7 +152,7 @@ class _Redaction:
         return "".join(pieces)
 
     def _replaced(self, kind: str, find: Finder, piece: str) -> list[str]:
-        """A piece cut up around what was found in it, each finding a mark of its own."""
+        """Divide a piece around the findings, and replace each by a mark."""
         if len(piece) < _SHORTEST or _MARK.fullmatch(piece):
             return [piece]
         parts, end = [], 0
@@ -166,7 +166,7 @@ _SHORTEST = 4
 
 
 def _split(text: str) -> list[str]:
-    """Marks and what stands between them, each as a piece of its own."""
+    """Divide a text into marks and the pieces between them."""
     pieces, end = [], 0
     for mark in _MARK.finditer(text):
         pieces += [text[end : mark.start()], mark[0]]
@@ -175,7 +175,7 @@ def _split(text: str) -> list[str]:
 
 
 def _read_json(text: str) -> dict[str, Any] | list[Any] | None:
-    """The object or list that a text is, as far as we would store one; None else."""
+    """Return the object or list in a text, if we would store it; otherwise None."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

@@ -34,9 +34,9 @@ BUILT_IN = Path(__file__).with_name("safety_rules")
 BLOCK, FLAG = "block", "flag"
 SELF_HARM = "self_harm"
 CATEGORIES = (SELF_HARM, "sexual_minors", "weapons", "violence", "hate", "drugs", "sexual")
-"""The gravest first: whoever may hurt themselves is answered with care, whatever else they say."""
+"""Most serious first: a learner who may hurt themselves gets a careful answer, whatever else they say."""
 WITHIN = 25
-"""How near a context is, in words, where a rule doesn't say."""
+"""Default distance of a context, in words."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACK_FIELDS = frozenset({"language", "alike", "contexts", "rules", "off"})
@@ -45,7 +45,7 @@ _RULE_FIELDS = frozenset({"id", "category", "action", "phrases", "except", "near
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; its phrases are the ways to say them."""
+    """One rule and its phrases."""
 
     id: str
     language: str
@@ -59,7 +59,7 @@ class Rule:
 
 @dataclass
 class RulePack:
-    """All rules that hold, and the contexts that they name."""
+    """All active rules, and their contexts."""
 
     rules: dict[str, Rule] = field(default_factory=dict)
     contexts: dict[str, tuple[Variant, ...]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class RulePack:
 
     @classmethod
     def load(cls, extra: Path | None = None) -> RulePack:
-        """The built-in packs, and `extra` on top. `SettingsError` names the file, the rule and what is wrong."""
+        """Return the built-in packs with `extra` on top. `SettingsError` names the file, the rule and the fault."""
         built_in = _built_in()
         pack = cls(dict(built_in.rules), dict(built_in.contexts), dict(built_in.alike))
         if extra is not None:
@@ -75,7 +75,7 @@ class RulePack:
         return pack
 
     def add(self, name: str, document: Any) -> None:
-        """Put a pack on top of what is there. `name` is what errors call it."""
+        """Add a pack; its rules replace those with the same id. `name` is for error messages."""
         _check_fields(name, document, _PACK_FIELDS)
         language = document.get("language")
         if not isinstance(language, str) or not language:

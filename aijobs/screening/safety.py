@@ -1,7 +1,6 @@
-"""What must not be worked on: rules over the texts of a job, read from YAML packs, without a network.
+"""Content safety: rules from YAML packs for the texts of a job, without a network.
 
-A verdict allows, flags (it is logged, and the work goes on) or blocks. Whoever asks gets ids of rules and never the
-text that they found.
+A verdict allows, flags (a log line) or blocks. It holds ids of rules, and never the matched text.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ ALLOW = "allow"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done with the texts: `action` allow, flag or block, for which category, by which rules."""
+    """The verdict on texts: `action` is allow, flag or block, with the category and the rules."""
 
     action: str = ALLOW
     category: str | None = None
     rules: tuple[str, ...] = ()
-    """The ids of all rules that found something, in order."""
+    """Ids of all rules that matched, in order."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How often each did."""
+    """Matches of each rule."""
 
     @property
     def is_self_harm(self) -> bool:
-        """Whether somebody may be about to hurt themselves: to be answered with care."""
+        """Whether the learner may be about to hurt themselves: answer with care."""
         return self.action == BLOCK and self.category == SELF_HARM
 
 
 class ContentSafety:
-    """Judges texts by a pack of rules; safe to share between threads."""
+    """Judges texts by a pack of rules. Thread-safe."""
 
     def __init__(self, pack: RulePack) -> None:
         self._pack = pack
@@ -47,14 +46,14 @@ class ContentSafety:
 
     @classmethod
     def load(cls, extra: Path | None = None) -> ContentSafety:
-        """With the built-in rules for English and Chinese, and those of the file `extra` on top.
+        """Return it with the built-in rules for English and Chinese, and those of the file `extra` on top.
 
-        Raises `SettingsError` where a file can't be read or a rule is wrong.
+        `SettingsError` if a file can't be read or a rule is wrong.
         """
         return cls(RulePack.load(extra))
 
     def check(self, texts: Iterable[str]) -> Verdict:
-        """The verdict over these texts together; each is read by itself. Its category is the gravest."""
+        """Return the verdict on these texts together; each is read separately. Its category is the most serious one."""
         actions: dict[str, str] = {}
         counts: dict[str, int] = {}
         for text in texts:
@@ -69,7 +68,7 @@ class ContentSafety:
         return Verdict(worst, min(categories, key=CATEGORIES.index), tuple(sorted(actions)), counts)
 
     def _hits(self, text: str) -> Iterator[tuple[Rule, str]]:
-        """Each place where a rule holds, with what it asks for there."""
+        """Yield each match of a rule, with the action it asks for there."""
         found = self._matcher.find(text)
         around = {owner: Spans(spans) for owner, spans in found.items() if owner[0] != "rule"}
         for (kind, name), spans in found.items():
@@ -90,7 +89,9 @@ class ContentSafety:
 
 
 def texts_of(content: Any, *, identifiers: bool) -> Iterator[str]:
-    """All strings of a JSON value, names included; with `identifiers` false, not those under the app's own ids."""
+    """Yield all strings of a JSON value, names included. With `identifiers` false, not those under the app's
+    own ids.
+    """
     if isinstance(content, str):
         yield content
     elif isinstance(content, Mapping):

@@ -1,6 +1,6 @@
-"""What secrets look like: the one list of shapes, for the redaction of inputs and outputs and for internal messages.
+"""The patterns of secrets, for the redaction of inputs and outputs and for internal messages.
 
-Every repetition is bounded, or takes each character once: searching a hostile text takes as long as any other.
+Every repetition is bounded, or reads each character once, so a hostile text takes no longer than any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KNOWN_PREFIXES = (
 API_KEY = re.compile(
     rf"(?<![A-Za-z0-9])(?:"
     rf"(?:{_KNOWN_PREFIXES})[A-Za-z0-9_-]{{8,400}}"
-    # Without more to go by than two letters, a CSS class or a package's name must not be taken for a key.
+    # Two letters alone aren't enough: CSS classes and package names must not match.
     rf"|{_SHORT_PREFIXES}(?=[A-Za-z0-9_-]{{0,60}}[0-9A-Z]|[a-z]{{16}})[A-Za-z0-9_-]{{12,400}}"
     r"|A(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}(?![A-Za-z0-9])"
     r"|AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"
@@ -23,10 +23,10 @@ API_KEY = re.compile(
 )
 KEY_MARKS = tuple("sk- sk_ rk- rk_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox hf_ npm_ pypi- dop_v1_ ajo_".split())
 KEY_MARKS += ("AKIA", "ASIA", "AROA", "AIDA", "AIza")
-"""One of these stands in every text that `API_KEY` finds something in."""
+"""Every text that `API_KEY` matches contains one of these."""
 JWT = re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]{0,4000}")
 URL_CREDENTIALS = re.compile(r"(?<=://)[^\s/@:\[\]]{0,300}:[^\s/@\[\]]{1,500}(?=@)")
-"""What stands between `scheme://` and the host."""
+"""The part between `scheme://` and the host."""
 PRIVATE_KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 PRIVATE_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
@@ -45,14 +45,14 @@ _NOT_BEFORE_TOKEN = frozenset("stop end start pad eos bos unk next page sep mask
 """Words of language models and of paging."""
 
 _NO_NAME = frozenset('[]{}"')
-"""A name with one of these is none: a mark must not make a secret's name of what had to be masked itself."""
+"""A name with one of these is none: a mark must not turn a redacted value into a secret's name."""
 
 
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a field of this name holds a secret: `API_KEY`, `apiKey`, `x-api-key`, `db_password`, `密码`.
+    """Return whether a field of this name holds a secret: `API_KEY`, `apiKey`, `x-api-key`, `db_password`, `密码`.
 
-    Not one that only sounds like it: `tokenizer`, `monkey`, `keyboard`, `password_policy`, `next_page_token`.
+    False for similar names: `tokenizer`, `monkey`, `keyboard`, `password_policy`, `next_page_token`.
     """
     if len(name) > 100 or not _NO_NAME.isdisjoint(name):
         return False
@@ -66,7 +66,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def looks_random(value: str) -> bool:
-    """Whether a value looks made up by a machine, or by somebody who was told to: no word of a sentence does."""
+    """Return whether a value looks random, as no word of a sentence does."""
     core = value.strip(".,;:!?\"'()[]，。；：！？")
     if len(core) < 6 or not core.isascii():
         return False

@@ -1,6 +1,6 @@
-"""Where personal data and secrets stand in a text: the finders of the redaction rules r1.
+"""Find personal data and secrets in a text, for the redaction rules r1.
 
-Each takes a text and yields what it finds, in order, without overlaps, in time that grows with the text.
+Each finder yields its findings in order, without overlaps, in linear time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aijobs.screening.secret_shapes import is_secret_name, looks_random
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`text[start:end]` is one; what has the same `value` is the same thing, however it is written."""
+    """A finding at `text[start:end]`. Findings with the same `value` are the same thing in different spellings."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ _LONGEST_KEY = 20_000
 
 
 def private_keys(text: str) -> Iterator[Finding]:
-    """PEM blocks, also ones whose end was cut off. The marks alone, as in a lesson about them, are none."""
+    """Yield PEM blocks, even if their end was cut off. The BEGIN and END lines alone, as in a lesson, are none."""
     at = 0
     while (begin := shapes.PRIVATE_KEY_BEGIN.search(text, at)) is not None:
         at = begin.end()
@@ -51,12 +51,12 @@ def private_keys(text: str) -> Iterator[Finding]:
 
 
 def url_credentials(text: str) -> Iterator[Finding]:
-    """`user:password` between `scheme://` and the host."""
+    """Yield `user:password` between `scheme://` and the host."""
     yield from map(_found, shapes.URL_CREDENTIALS.finditer(text)) if "://" in text and "@" in text else ()
 
 
 def api_keys(text: str) -> Iterator[Finding]:
-    """Keys by the prefixes that their makers give them."""
+    """Yield keys with the prefixes of their providers."""
     yield from map(_found, shapes.API_KEY.finditer(text)) if any(map(text.__contains__, shapes.KEY_MARKS)) else ()
 
 
@@ -64,7 +64,7 @@ _BEARER = re.compile(r"(?i)(?<![A-Za-z0-9])bearer[ \t]{1,3}(?P<token>[A-Za-z0-9.
 
 
 def tokens(text: str) -> Iterator[Finding]:
-    """JSON web tokens, and what stands behind `Bearer` and looks random."""
+    """Yield JSON web tokens, and random values after `Bearer`."""
     found = [_found(match) for match in shapes.JWT.finditer(text)] if "eyJ" in text else []
     for match in _BEARER.finditer(text) if "bearer" in text.lower() else ():
         if looks_random(match["token"]):
@@ -84,9 +84,9 @@ _NAMING = "pass pwd secret token key credential authorization cookie connection 
 
 
 def assigned_secrets(text: str) -> Iterator[Finding]:
-    """Values behind the name of a secret: `password=…`, `"api_key": "…"`, `密码：…`, `the password is …`.
+    """Yield values after the name of a secret: `password=…`, `"api_key": "…"`, `密码：…`, `the password is …`.
 
-    In prose (`Password: the first line of defence`) a value counts only where it looks random.
+    In prose (`Password: the first line of defence`) a value counts only if it looks random.
     """
     lowered = text.lower()
     if not any(map(lowered.__contains__, _NAMING)):
@@ -106,7 +106,7 @@ def assigned_secrets(text: str) -> Iterator[Finding]:
 
 
 def _assigned(text: str, before: int, after: int) -> tuple[int, int] | None:
-    """Where the value behind a separator stands, if it is a secret's."""
+    """Return the place of the value after a separator, if it is a secret's."""
     window = text[max(0, before - 80) : before]
     stripped = window.rstrip(" \t").rstrip("\"'`").rstrip("\\")
     name = _NAME_BEFORE.search(stripped)
@@ -137,7 +137,7 @@ _DOMAIN = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[
 
 
 def emails(text: str) -> Iterator[Finding]:
-    """Mail addresses, found from their `@`."""
+    """Yield mail addresses, searched from their `@`."""
     at, end = text.find("@"), 0
     while at >= 0:
         window = text[max(end, at - 64) : at]
@@ -154,7 +154,7 @@ _WEIGHTS = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
 
 
 def resident_ids(text: str) -> Iterator[Finding]:
-    """Chinese resident ids: a date of birth that there was, and the right check character."""
+    """Yield Chinese resident ids: with a real date of birth and the right check character."""
     for match in _RESIDENT_ID.finditer(text) if _MANY_DIGITS.search(text) else ():
         digits = match[0].upper()
         check = "10X98765432"[sum(int(d) * w for d, w in zip(digits, _WEIGHTS, strict=False)) % 11]
@@ -179,14 +179,14 @@ _LONGEST_CARD = 19
 
 
 def cards(text: str) -> Iterator[Finding]:
-    """Bank cards: 13–19 digits, in groups or not, that some scheme issues, with the right check digit."""
+    """Yield bank cards: 13–19 digits, grouped or not, of a known scheme, with the right check digit."""
     for cluster in _DIGIT_GROUPS.finditer(text):
         if len(cluster[0]) >= 13 and not _is_cut(text, cluster):
             yield from _cards_in(cluster)
 
 
 def _is_cut(text: str, match: re.Match[str]) -> bool:
-    """Whether the digits are part of a longer word or number."""
+    """Return whether the digits are part of a longer word or number."""
     before, after = text[max(0, match.start() - 2) : match.start()], text[match.end() : match.end() + 2]
     last = before[-1:]
     begins_within = (last.isalnum() and last.isascii()) or last == "+" or (last in tuple(".,_") and before[0].isdigit())
@@ -201,7 +201,7 @@ def _cards_in(cluster: re.Match[str]) -> Iterator[Finding]:
         digits, longest = "", None
         for last in range(first, len(groups)):
             if last > first and min(len(groups[last][2]), len(groups[first][2])) == 1:
-                break  # Single numbers in a row.
+                break  # A row of single numbers.
             digits += groups[last][2]
             if len(digits) > _LONGEST_CARD:
                 break
@@ -216,7 +216,7 @@ def _cards_in(cluster: re.Match[str]) -> Iterator[Finding]:
 
 def _is_card(digits: str, sizes: list[int]) -> bool:
     if len(sizes) > 1 and all(size == 3 for size in sizes[1:]):
-        return False  # Thousands.
+        return False  # Groups of thousands.
     return _CARD.fullmatch(digits) is not None and _luhn(digits)
 
 
@@ -227,7 +227,7 @@ def _luhn(digits: str) -> bool:
 
 _CHINESE_MOBILE = r"1[3-9][0-9](?P<gap>[ -]?)[0-9]{4}(?P=gap)[0-9]{4}"
 _MANY_DIGITS = re.compile(r"[0-9][0-9() .-]{5,}[0-9]")
-"""Quick to look for; no number without it."""
+"""A cheap first test: no number is without it."""
 _PHONE = re.compile(
     r"(?<![0-9A-Za-z_+])(?<![0-9][.,-])(?:"
     rf"(?:(?:\+|00)86[ -]?|\(\+?86\)[ ]?)?{_CHINESE_MOBILE}"
@@ -238,9 +238,9 @@ _PHONE = re.compile(
 
 
 def phones(text: str) -> Iterator[Finding]:
-    """International numbers with `+`, Chinese mobiles, and Chinese landlines with their area code and a dash.
+    """Yield international numbers with `+`, Chinese mobiles, and Chinese landlines with area code and dash.
 
-    A number without any of these marks may be anything in a school text, and stays.
+    A number without any of these may be anything in a school text, and stays.
     """
     for match in _PHONE.finditer(text) if _MANY_DIGITS.search(text) else ():
         digits = re.sub(r"[^0-9]", "", match[0])
@@ -269,4 +269,4 @@ FINDERS: tuple[tuple[str, Finder], ...] = (
     ("CARD", cards),
     ("PHONE", phones),
 )
-"""By the word of their marks, in the order in which they are asked: what is found is not looked at again."""
+"""The finders by the word of their marks, in the order in which they run."""

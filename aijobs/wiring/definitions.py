@@ -1,4 +1,4 @@
-"""Job types and prompts, checked against each other and against the providers."""
+"""Build the registry of job types and check it against prompts and providers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_registry(
     production: bool,
     timeouts: Mapping[str, float] | None = None,
 ) -> JobDefinitionRegistry:
-    """All job types and projectors there are, checked. `timeouts`: seconds of an attempt that an operator set."""
+    """Return all job types and projectors, checked. `timeouts`: seconds per attempt that an operator set."""
     registry = JobDefinitionRegistry(prompts.exists, router.knows)
     try:
         registry.load(modules, production=production, timeouts=timeouts)
@@ -32,9 +32,9 @@ def build_registry(
 
 
 def check_limits(catalogue: Catalogue, router: ModelRouter, registry: JobDefinitionRegistry) -> None:
-    """Refuse a limit of the providers file that is longer than the time of a job that may be sent to its provider.
+    """Refuse a limit of the providers file that is longer than the time of a job that may use that provider.
 
-    Limits that aren't written there bend to the job's time.
+    Default limits bend to the job's time.
     """
     for definition in registry.get_all():
         if definition.prompt is None:

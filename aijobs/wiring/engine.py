@@ -1,4 +1,4 @@
-"""The engine of a worker process, and what runs in its child processes."""
+"""Build the engine of a worker process, and of its child processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from aijobs.wiring.services import Services, build_services
 def build_engine(
     services: Services, presence: Presence, instance: InstanceId, abandon: Callable[[], None]
 ) -> ExecutionEngine:
-    """The engine of one worker process."""
+    """Build the engine of one worker process."""
     s, settings, ending = services, services.settings, build_ending(services)
     active = ActiveRuns(ending, presence)
     watcher = Watcher(
@@ -61,7 +61,7 @@ def build_engine(
 
 
 def build_prepare(services: Services, instance: InstanceId) -> Prepare:
-    """What locks jobs for one process."""
+    """Build what locks jobs for one process."""
     s = services
     return Prepare(
         s.database,
@@ -76,14 +76,14 @@ def build_prepare(services: Services, instance: InstanceId) -> Prepare:
 
 
 def build_ending(services: Services) -> Ending:
-    """The only door through which attempts end."""
+    """Build the only door through which attempts end."""
     s = services
     patience = s.settings.seconds("provider_patience")
     return Ending(s.lifecycle, EndWrites(s.database, s.clock, s.lifecycle, UsageLog(s.clock), patience=patience))
 
 
 def build_attempts(services: Services, ending: Ending) -> Attempts:
-    """The road of attempts: the same in a worker process and in its child processes."""
+    """Build the road of attempts, for worker processes and for their children."""
     s, settings = services, services.settings
     usage, servers = UsageLog(s.clock), build_servers(s.catalogue)
     gateway, moderator = build_gateway(services, servers), find_moderator(s.catalogue, servers)
@@ -96,7 +96,7 @@ def build_attempts(services: Services, ending: Ending) -> Attempts:
 
 
 def build_child_runner() -> Callable[[Mapping[str, Any]], Answer]:
-    """What runs attempts that a parent process has locked, with connections of this process's own."""
+    """Return what runs attempts that a parent process has locked, with connections of this process's own."""
     settings = Settings.load()
     configure(settings.log_level)
     services = build_services(settings)
@@ -109,7 +109,7 @@ def build_child_runner() -> Callable[[Mapping[str, Any]], Answer]:
 
 
 def _client_loader(services: Services) -> Callable[[JobDefinition, str], None]:
-    """Return what loads the client for jobs that may ask a server. The built-in provider does without it."""
+    """Return what loads the client for jobs that may call a server. The built-in provider needs none."""
     providers = services.catalogue.providers
     has_moderator = any(config.moderation_model and config.ready for config in providers.values())
 
@@ -122,7 +122,7 @@ def _client_loader(services: Services) -> Callable[[JobDefinition, str], None]:
 
 
 def build_gateway(services: Services, servers: Sequence[OpenAiCompatibleProvider]) -> AiGateway:
-    """The way to all providers there are. No connection is opened yet."""
+    """Build the gateway to all providers. It connects to none yet."""
     s = services
     limits = {name: config.max_concurrent_calls for name, config in s.catalogue.providers.items()}
     local = LocalProvider(s.settings.instance_path / "jieba")

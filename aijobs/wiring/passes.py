@@ -1,4 +1,4 @@
-"""What consumers work with: a queue of jobs, and the passes of maintenance."""
+"""Build the crews of consumers: for job queues, and for maintenance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aijobs.wiring.services import Services
 def build_job_crew(
     services: Services, queue_name: str, abandon: Callable[[], None], *, workers: int | None = None
 ) -> Crew:
-    """What a consumer of a queue of jobs works with; `workers` is how many jobs it runs at once, for its heartbeat."""
+    """Build the crew of a job queue. `workers`: number of jobs that it runs at once, for its heartbeat."""
     services.check_start()
     instance = InstanceId.current()
     presence = build_presence(services, instance, queue_name, workers)
@@ -38,7 +38,7 @@ def build_job_crew(
         engine.start()
         presence.start()
         if any(config.ready for config in services.catalogue.providers.values()):
-            # In the background, so that the worker takes jobs at once; the first that asks a server waits for it.
+            # In the background, so that the worker takes jobs at once. The first job that calls a server waits for it.
             Thread(target=load_client, name="load-client", daemon=True).start()
 
     def take_over() -> None:
@@ -62,7 +62,7 @@ def build_job_crew(
 
 
 def build_maintenance_crew(services: Services) -> Crew:
-    """What a consumer of the maintenance queue works with: the passes."""
+    """Build the crew of the maintenance queue: the passes."""
     services.check_start()
     s, settings = services, services.settings
     instance = InstanceId.current()
@@ -102,13 +102,13 @@ def build_maintenance_crew(services: Services) -> Crew:
 
 
 def build_presence(services: Services, instance: InstanceId, queue_name: str, workers: int | None = None) -> Presence:
-    """The heartbeat of one consumer process; a long lease makes it no slower than its key lives."""
+    """Build the heartbeat of one consumer process, often enough for the key's lifetime."""
     beat_s = min(services.settings.heartbeat_s, BEAT_S)
     return Presence(services.broker.client, instance, queue_name, slots=workers, beat_s=beat_s)
 
 
 def build_retention(services: Services, progress: Callable[[], None] = lambda: None) -> Retention:
-    """What deletes old jobs and sessions of operators."""
+    """Build the pass that deletes old jobs, and sessions of operators."""
     settings = services.settings
     return Retention(
         services.database,
@@ -121,11 +121,11 @@ def build_retention(services: Services, progress: Callable[[], None] = lambda: N
 
 
 def build_rotation(services: Services) -> CredentialRotation:
-    """What moves users' stored keys under the ring's newest key."""
+    """Build the rotation of users' stored keys."""
     return CredentialRotation(services.database, services.credential_store)
 
 
 def build_redrive(services: Services, progress: Callable[[], None] = lambda: None) -> Redrive:
-    """The pass that looks for lost messages."""
+    """Build the pass that finds lost messages."""
     s, due_for = services, services.settings.seconds("redrive_due")
     return Redrive(s.database, s.clock, s.outbox_events, s.broker, due_for=due_for, progress=progress)

@@ -1,4 +1,4 @@
-"""Providers, their gateway, prices and safety rules."""
+"""Build providers, prices and safety rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aijobs.settings import Settings
 
 
 def _check_cost_quotas(settings: Settings, catalogue: Catalogue, costs: CostCalculator) -> None:
-    """Refuse a quota of cost that would never be reached, as a model that calls may go to has no price."""
+    """Refuse a cost quota that would never be reached, because a model without a price may be called."""
     if not settings.quota_day_cost_micros and not settings.quota_month_cost_micros:
         return
     routed = {route for routes in catalogue.routes.values() for route in routes}
@@ -35,32 +35,32 @@ _SAFETY_LOCK = new_lock()
 
 
 def build_guard(settings: Settings) -> Guard:
-    """What stands before and behind the work of attempts. `SettingsError` for safety rules that can't be used."""
+    """Build the checks before and after an attempt's work. `SettingsError` for invalid safety rules."""
     safety = partial(_safety, Path(settings.safety_rules) if settings.safety_rules else None)
     if settings.safety_rules:
-        safety()  # An operator's rules may be wrong, which a start is to say. Ours are right, and can wait.
+        safety()  # An operator's rules may be wrong, so read them at the start. The built-in ones are read later.
     return Guard(safety)
 
 
 def _safety(rules: Path | None) -> ContentSafety:
-    """Read once a process: `cache` alone would have each of several that are the first at once read them."""
+    """Read the rules once per process. With `cache` alone, several threads could read them at the same time."""
     with _SAFETY_LOCK:
         return _load_safety(rules)
 
 
 def find_moderator(catalogue: Catalogue, servers: Iterable[OpenAiCompatibleProvider]) -> Moderator | None:
-    """The first server of the catalogue that judges content and can be called; None where there is none."""
+    """Return the first usable server of the catalogue that judges content; None if there is none."""
     names = [name for name, config in catalogue.providers.items() if config.moderation_model and config.ready]
     return next((server for server in servers if server.name in names[:1]), None)
 
 
 def build_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:
-    """A provider for each server of the catalogue, all on one loop."""
+    """Build a provider for each server of the catalogue, all on one loop."""
     loop = LoopThread()
     return [OpenAiCompatibleProvider(config, loop) for config in catalogue.providers.values()]
 
 
 def build_costs(settings: Settings, catalogue: Catalogue) -> CostCalculator:
-    """What calls cost, by the operator's price list or the built-in one."""
+    """Build the cost calculator, from the operator's price list or the built-in one."""
     path = Path(settings.prices) if settings.prices else BUILT_IN
     return CostCalculator.load(path, catalogue.price_names())

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 
 
 POOL_SIZE = 10
-"""Connections that a process keeps; it may open ten more for a while."""
+"""Connections that a process keeps. It may open ten more for a while."""
 
 HOUSEKEEPING = 5
-"""Of them, those for what isn't an attempt: watcher, catch-up, a lost COMMIT that is looked for."""
+"""Of them, those for other work than attempts: watcher, catch-up, confirming a lost COMMIT."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """What web, workers and commands work with. One a process."""
+    """The services of web, workers and commands. One per process."""
 
     settings: Settings
     database: Database
@@ -87,7 +87,7 @@ class Services:
 
     @cached_property
     def monitor(self) -> Monitor:
-        """What people see. Loaded where somebody looks: a worker that was killed is back sooner without it."""
+        """The reads for people. Loaded when needed, so that a restarted worker is ready sooner."""
         from aijobs.monitor.monitor import Monitor
         from aijobs.monitor.providers import ProviderReads
 
@@ -95,10 +95,10 @@ class Services:
         return Monitor(self.settings, self.database, self.clock, self.registry, self.broker, self.presence, providers)
 
     def check_start(self) -> None:
-        """`SettingsError` where the database's schema is not the one that this code knows, its server takes too little
-        in one statement, or users' stored keys need a key that the ring doesn't hold.
+        """Raise `SettingsError` if the database has another schema version than this code, its server takes too small
+        statements, or stored keys need a key that the ring doesn't hold.
 
-        Leaves no connection open: servers fork after they imported the application.
+        Leaves no connection open, because servers fork after they imported the application.
         """
         try:
             check_schema(self.database.engine)
@@ -118,9 +118,11 @@ def build_services(
     breaker_store: BreakerStore | None = None,
     call_slots: CallSlots | None = None,
 ) -> Services:
-    """Everything but workers. Nothing is connected yet; a definition or a providers file that is wrong stops the start
-    with what is wrong in it. `workers` is how many jobs the process runs at once, which its connections are to suffice
-    for: beats mustn't wait behind them.
+    """Build everything but workers. Nothing is connected yet. A wrong definition or providers file stops the start and
+    is named.
+
+    `workers`: number of jobs that the process runs at once. Its connections suffice for them, so that heartbeats don't
+    wait.
     """
     database = database or Database(settings.database_url, pool_size=max(POOL_SIZE, workers + HOUSEKEEPING))
     clock = clock or DatabaseClock()
@@ -190,7 +192,7 @@ def build_services(
 
 
 def _limits(settings: Settings) -> Limits:
-    """What one user may ask for."""
+    """Return the limits of one user."""
     s = settings
     return Limits(
         s.user_active_jobs,
@@ -200,7 +202,7 @@ def _limits(settings: Settings) -> Limits:
 
 
 def _withdraw(broker: RedisBroker) -> Callable[[AiJob, OutgoingMessage | None], None]:
-    """What follows a cancel that was requested: a hint for the worker, or the waiting message taken back."""
+    """Return what follows a requested cancel: a hint for the worker, or the removal of the waiting message."""
 
     def withdraw(job: AiJob, waiting: OutgoingMessage | None) -> None:
         if job.locked_by is not None:

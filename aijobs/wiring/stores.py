@@ -1,4 +1,4 @@
-"""Stores of this process."""
+"""Build the stores of this process."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from aijobs.settings import Settings
 
 
 def build_credential_store(settings: Settings, clock: Clock) -> CredentialStore:
-    """Users' own keys under the ring of the settings."""
+    """Build the store of users' own keys, with the ring of the settings."""
     return CredentialStore(clock, CredentialVault(settings.credential_keys, settings.secret_key))
