@@ -1,4 +1,4 @@
-"""What users do with their own provider keys: store, list, delete; and what a runtime service may ask for."""
+"""Store, list and delete users' own provider keys, and read them for calls and runtime services."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_LABEL = "DeepSeek"
 
 @dataclass(frozen=True)
 class ResolvedKey:
-    """A key in clear, for a runtime service."""
+    """A decrypted key, for a runtime service."""
 
     credential_id: str
     user_id: str
@@ -40,13 +40,13 @@ class ResolvedKey:
 
 
 class CredentialService:
-    """Opens the transactions; raises `ApiError` for what is refused. No text of an error holds a key."""
+    """Opens the transactions. Raises `ApiError` if it refuses a request. No error text holds a key."""
 
     def __init__(self, database: Database, clock: Clock, store: CredentialStore) -> None:
         self._database, self._clock, self._store = database, clock, store
 
     def create(self, user_id: str, key: Any, label: Any = DEFAULT_LABEL, mode: Any = USER_DEEPSEEK_KEY) -> Credential:
-        """Store a key of this user's. `InputInvalid` naming `key`, `label` or `mode`; QUOTA_EXCEEDED beyond ten."""
+        """Store a key of this user. `InputInvalid` names `key`, `label` or `mode`; QUOTA_EXCEEDED beyond ten keys."""
         _check(key, label, mode)
         ensure_user_row(self._database, self._clock, user_id)
         place = Place(new_id(), user_id, mode)
@@ -62,15 +62,15 @@ class CredentialService:
         return self._database.write(add, confirm=lambda session: self._store.find(session, place.credential_id))
 
     def list_own(self, user_id: str) -> list[Credential]:
-        """A user's credentials, newest first; ten at most."""
+        """Return a user's credentials, newest first; at most ten."""
         with self._database.read() as session:
             return self._store.find_own(session, user_id)
 
     def delete(self, user_id: str, credential_id: str) -> None:
-        """Delete a user's credential. NOT_FOUND for no credential and somebody else's alike.
+        """Delete a user's credential. NOT_FOUND for none, and for another user's.
 
-        Jobs that wait for a worker then end with CREDENTIAL_NOT_FOUND; a call that is under way goes on with what it
-        has. Jobs that have ended let go of the key first, in transactions of bounded size.
+        Jobs that wait for a worker then fail with CREDENTIAL_NOT_FOUND; a running call goes on. Final jobs lose their
+        reference to it first, in transactions of limited size.
         """
 
         def remove(session: Session) -> bool:
@@ -90,20 +90,20 @@ class CredentialService:
             raise ApiError("NOT_FOUND")
 
     def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
-        """The key that a job runs on, still encrypted; see `CredentialStore.find_sealed`."""
+        """Return the encrypted key of a job; see `CredentialStore.find_sealed`."""
         return self._store.find_sealed(session, job)
 
     def note_use(self, sealed: SealedKey) -> None:
-        """Put on record that a key is used, once an hour. Nothing fails because this can't be written."""
+        """Record the use of a key, once an hour. Doesn't raise."""
         if sealed.used_lately:
             return
         try:
             self._database.write(lambda session: self._store.note_use(session, sealed.credential_id))
-        except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
+        except SQLAlchemyError as error:  # An exhausted pool raises no DBAPIError.
             logger.warning("credential.use_unnoted", **fault(error))
 
     def resolve(self, credential_id: str) -> ResolvedKey:
-        """A key in clear, whose ever it is. NOT_FOUND; CREDENTIAL_UNREADABLE where it can't be decrypted."""
+        """Return the decrypted key, of any user. NOT_FOUND; CREDENTIAL_UNREADABLE if it can't be decrypted."""
         with self._database.read() as session:
             credential = self._store.find(session, credential_id)
             sealed = None
@@ -120,8 +120,8 @@ class CredentialService:
         return ResolvedKey(credential_id, credential.user_id, credential.mode, api_key)
 
     def check_ring(self) -> None:
-        """`SettingsError` where stored keys need a key that the ring doesn't hold: so nothing starts that would fail
-        users' jobs one by one.
+        """Raise `SettingsError` if stored keys need a key that the ring doesn't hold. Otherwise users' jobs would fail
+        one by one.
         """
         with self._database.read() as session:
             self._store.check_ring(session)
@@ -137,7 +137,7 @@ def _check(key: Any, label: Any, mode: Any) -> None:
 
 
 def _key_fault(key: Any) -> str | None:
-    """Why a value can be no provider's key; never what it is."""
+    """Return why a value can't be a provider's key, without the value."""
     if not isinstance(key, str):
         return "must be a text"
     if not MIN_KEY <= len(key) <= MAX_KEY:

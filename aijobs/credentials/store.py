@@ -1,4 +1,4 @@
-"""The rows of users' own keys, read and written in the caller's session. A ciphertext leaves here sealed alone."""
+"""The rows of users' own keys, in the caller's session. Keys leave this module encrypted only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aijobs.jobs.status import FINAL
 
 USE_NOTED_EVERY = timedelta(hours=1)
 ENDED_AT_ONCE = 100
-"""Of how many final jobs one transaction takes a credential that is to be deleted."""
+"""Maximum final jobs per transaction that lose their reference to a credential."""
 
 
 _UNREADABLE = {"const": True, "description": "The key can't be decrypted any more. Store it again."}
@@ -32,7 +32,7 @@ _UNREADABLE = {"const": True, "description": "The key can't be decrypted any mor
 
 @dataclass(frozen=True)
 class Credential(Answer):
-    """A stored key as its user sees it: never the key."""
+    """A stored key for its user, without the key itself."""
 
     id: Annotated[str, Field(serialization_alias="credentialId")]
     user_id: Annotated[str, Field(exclude=True)]
@@ -53,7 +53,7 @@ class Credential(Answer):
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A row as the rotation works on it."""
+    """A row for the rotation."""
 
     place: Place
     sealed: Sealed
@@ -71,7 +71,7 @@ _SEALED = (
 
 
 class CredentialStore:
-    """Users' keys by row; `vault` opens and seals them."""
+    """Reads and writes users' keys. `vault` encrypts and decrypts them."""
 
     def __init__(self, clock: Clock, vault: CredentialVault) -> None:
         self._clock, self.vault = clock, vault
@@ -97,18 +97,18 @@ class CredentialStore:
         return Credential(**{name: getattr(row, name) for name in _NAMES})
 
     def find(self, session: Session, credential_id: str) -> Credential | None:
-        """The credential with this id, whose ever it is."""
+        """Return the credential with this id, of any user."""
         row = session.execute(select(*_SHOWN).where(UserModelCredential.id == credential_id)).one_or_none()
         return None if row is None else Credential(*row)
 
     def owns(self, session: Session, user_id: str, mode: str, credential_id: str | None) -> bool:
-        """Whether the user has a credential of this mode with this id."""
+        """Return whether the user has a credential of this mode with this id."""
         owner = select(UserModelCredential.user_id, UserModelCredential.mode)
         row = session.execute(owner.where(UserModelCredential.id == credential_id)).one_or_none()
         return row is not None and tuple(row) == (user_id, mode)
 
     def find_own(self, session: Session, user_id: str) -> list[Credential]:
-        """A user's credentials, newest first, each tried whether it can still be decrypted."""
+        """Return a user's credentials, newest first. Each is checked by decrypting it."""
         mine = UserModelCredential.user_id == user_id
         order = (UserModelCredential.created_at.desc(), UserModelCredential.id.desc())
         sealed = (UserModelCredential.key_id, UserModelCredential.ciphertext)
@@ -120,11 +120,10 @@ class CredentialStore:
         return credential if self.vault.opens(sealed, place) else replace(credential, readable=False)
 
     def delete(self, session: Session, user_id: str, credential_id: str) -> bool:
-        """Delete a user's credential; whether there was one. The user's row is locked already.
+        """Delete a user's credential and return whether there was one. The caller holds the user's row.
 
-        The jobs that name it let go of it first: by the foreign key alone the database would lock the credential
-        before its jobs, and the lock order has it behind them. Those that are final have done so before, by
-        `let_go_of_ended`, so that what is held here are a user's open jobs.
+        First its jobs lose their reference: the foreign key alone would lock the credential before its jobs, against
+        the lock order. Final jobs have lost theirs by `let_go_of_ended`, so only a user's open jobs are locked here.
         """
         change_rows(session, _letting_go(user_id, credential_id))
         own = delete(UserModelCredential).where(
@@ -133,7 +132,9 @@ class CredentialStore:
         return change_rows(session, own) == 1
 
     def let_go_of_ended(self, session: Session, user_id: str, credential_id: str) -> bool:
-        """Take a user's credential off some of the final jobs that name it; whether there may be more of them."""
+        """Remove the reference to a credential from some of a user's final jobs. Return whether there may be more of
+        them.
+        """
         ended = (AiJob.credential_id == credential_id, AiJob.user_id == user_id, AiJob.lifecycle_status.in_(FINAL))
         found = session.execute(select(AiJob.id).where(*ended).order_by(AiJob.id).limit(ENDED_AT_ONCE)).scalars().all()
         if found:
@@ -143,16 +144,18 @@ class CredentialStore:
     # --- a job's -----------------------------------------------------------------------------------------------
 
     def find_sealed(self, session: Session, job: HeldJob) -> SealedKey | None:
-        """The key that a job runs on, bound to this job's user and mode; None where it is gone, or there is none.
+        """Return the key of a job, bound to its user and mode; None if it was deleted, or if there is none.
 
-        It is not decrypted here: a row that can't be opened says so when it is.
+        It isn't decrypted here: a row that can't be says so when it is opened.
         """
         if job.credential_id is None:
             return None
         return self.seal_of(session, job.credential_id, job.user_id, job.credential_mode)
 
     def seal_of(self, session: Session, credential_id: str, user_id: str, mode: str) -> SealedKey | None:
-        """The key of a row as one that was stored by `user_id` for `mode`: another's doesn't open. None: no row."""
+        """Return the key of a row, as stored by `user_id` for `mode`: another's can't be decrypted. None without such a
+        row.
+        """
         lately = UserModelCredential.last_used_at > self._clock.now(-USE_NOTED_EVERY)
         query = select(UserModelCredential.key_id, UserModelCredential.ciphertext, func.coalesce(lately, False))
         row = session.execute(query.where(UserModelCredential.id == credential_id)).one_or_none()
@@ -163,7 +166,7 @@ class CredentialStore:
         return SealedKey(self.vault, Sealed(key_id, ciphertext), place, used_lately=bool(used_lately))
 
     def note_use(self, session: Session, credential_id: str) -> None:
-        """Put a use on record, where none is within the last hour."""
+        """Record a use, unless one within the last hour is recorded."""
         used = UserModelCredential.last_used_at
         stale = or_(used.is_(None), used <= self._clock.now(-USE_NOTED_EVERY))
         noted = update(UserModelCredential).where(UserModelCredential.id == credential_id, stale)
@@ -172,13 +175,13 @@ class CredentialStore:
     # --- the ring ----------------------------------------------------------------------------------------------
 
     def count_missing(self, session: Session) -> dict[str, int]:
-        """How many rows need a key that the ring doesn't hold, by the key's id."""
+        """Return the number of rows that need a key that the ring doesn't hold, by the key's id."""
         key_id = UserModelCredential.key_id
         query = select(key_id, func.count()).where(key_id.not_in(self.vault.key_ids)).group_by(key_id).order_by(key_id)
         return {row[0]: row[1] for row in session.execute(query)}
 
     def check_ring(self, session: Session) -> None:
-        """`SettingsError` where stored keys need a key that the ring doesn't hold."""
+        """Raise `SettingsError` if stored keys need a key that the ring doesn't hold."""
         if missing := self.count_missing(session):
             needed = ", ".join(f"{key_id!r} ({count})" for key_id, count in missing.items())
             total = sum(missing.values())
@@ -188,19 +191,21 @@ class CredentialStore:
             )
 
     def count_old(self, session: Session) -> int:
-        """How many rows aren't under the ring's newest key."""
+        """Return the number of rows that don't use the ring's newest key."""
         old = UserModelCredential.key_id != self.vault.current_key_id
         return session.execute(select(func.count()).select_from(UserModelCredential).where(old)).scalar_one()
 
     def find_old(self, session: Session, behind: str, limit: int) -> list[StoredKey]:
-        """The next rows that aren't under the ring's newest key, by id, from behind the id `behind`."""
+        """Return the next rows that don't use the ring's newest key, ordered by id, after the id `behind`."""
         old = UserModelCredential.key_id != self.vault.current_key_id
         query = select(*_SEALED).where(old, UserModelCredential.id > behind)
         rows = session.execute(query.order_by(UserModelCredential.id).limit(limit))
         return [StoredKey(Place(*row[:3]), Sealed(*row[3:])) for row in rows]
 
     def replace(self, session: Session, stored: StoredKey, fresh: Sealed) -> bool:
-        """Put `fresh` in the place of what was read; whether it is there: whoever changed the row meanwhile wins."""
+        """Replace the ciphertext that was read by `fresh`, unless the row was changed meanwhile. Return whether it is
+        there.
+        """
         this_row = UserModelCredential.id == stored.place.credential_id
         as_read = (
             UserModelCredential.key_id == stored.sealed.key_id,
@@ -209,16 +214,15 @@ class CredentialStore:
         change = update(UserModelCredential).where(this_row, *as_read)
         if change_rows(session, change.values(key_id=fresh.key_id, ciphertext=fresh.ciphertext)):
             return True
-        # This very write may have come through before, and only the answer to its COMMIT was lost.
+        # This write may have taken effect before, if only the answer to its COMMIT was lost.
         there = session.execute(select(UserModelCredential.ciphertext).where(this_row)).scalar_one_or_none()
         return there == fresh.ciphertext
 
 
 def _letting_go(user_id: str, credential_id: str) -> Update:
-    """Takes a credential off its user's jobs.
+    """Build the UPDATE that removes the reference to a credential from its user's jobs.
 
-    No state, holder or plan of a job changes by it, so it is no event of the job: `event_seq` stays, and no history row
-    is written.
+    It changes no state, holder or plan of a job, so it isn't part of the history: `event_seq` stays.
     """
     named = (AiJob.credential_id == credential_id, AiJob.user_id == user_id)
     return update(AiJob).where(*named).values(credential_id=None)

@@ -1,8 +1,8 @@
-"""Users' own provider keys, encrypted: AES-256-GCM under a ring of keys, each bound to the row that it stands in.
+"""Encrypt users' own provider keys: AES-256-GCM with a ring of keys, each ciphertext bound to its row.
 
-A ciphertext is a version byte, a random nonce of 96 bits and what AES-GCM makes, tag included. Which key of the ring
-made it stands beside it. The key of the cipher is derived from the ring's secret, so that the same secret used
-elsewhere would give another key.
+A ciphertext is a version byte, a random nonce of 96 bits, and the output of AES-GCM with its tag. The row also holds
+the id of the ring's key. The cipher's key is derived from the ring's secret, so that the same secret used elsewhere
+gives another key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FINGERPRINT_INFO = b"aijobs|v1|credential-fingerprint"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The row that a key stands in: in any other one its ciphertext doesn't open."""
+    """The row of a key. In any other row its ciphertext can't be decrypted."""
 
     credential_id: str
     user_id: str
@@ -38,23 +38,23 @@ class Place:
 
     @property
     def bound(self) -> bytes:
-        """What AES-GCM authenticates beside the key (its additional data)."""
+        """The additional data that AES-GCM authenticates."""
         return f"aijobs|v1|cred:{self.credential_id}|user:{self.user_id}|mode:{self.mode}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """An encrypted key and the id of the ring's key that it is encrypted with."""
+    """A ciphertext and the id of the ring's key that encrypted it."""
 
     key_id: str
     ciphertext: bytes = field(repr=False)
 
 
 class CredentialVault:
-    """Encrypts and decrypts under a ring: the first key seals, every key of the ring opens what it sealed."""
+    """Encrypts with the first key of a ring, and decrypts with any of them."""
 
     def __init__(self, ring: KeyRing, secret_key: str) -> None:
-        """`secret_key` is what fingerprints are keyed with: they outlive every key of the ring."""
+        """`secret_key` is the key of fingerprints, which outlive every key of the ring."""
         self._ciphers = {key_id: AESGCM(_derive(secret, _CIPHER_INFO)) for key_id, secret in ring.keys}
         self._key_ids = tuple(self._ciphers)
         self._fingerprint_key = _derive(secret_key.encode(), _FINGERPRINT_INFO)
@@ -66,19 +66,19 @@ class CredentialVault:
 
     @property
     def current_key_id(self) -> str:
-        """The key that seals now. `SettingsError` where the ring is empty."""
+        """The id of the key that encrypts now. `SettingsError` if the ring is empty."""
         if not self._key_ids:
             raise SettingsError("AIJOBS_CREDENTIAL_KEYS holds no key")
         return self._key_ids[0]
 
     def seal(self, api_key: str, place: Place) -> Sealed:
-        """`api_key` encrypted for its row, under the ring's first key and a fresh nonce."""
+        """Encrypt `api_key` for its row, with the ring's first key and a new nonce."""
         key_id = self.current_key_id
         nonce = os.urandom(NONCE_BYTES)
         return Sealed(key_id, VERSION + nonce + self._ciphers[key_id].encrypt(nonce, api_key.encode(), place.bound))
 
     def open(self, sealed: Sealed, place: Place) -> str:
-        """The key that was sealed for this row. `JobError` CREDENTIAL_UNREADABLE, which says why, for anything else."""
+        """Decrypt the key of this row. `JobError` CREDENTIAL_UNREADABLE says why, if it can't be."""
         cipher = self._ciphers.get(sealed.key_id)
         if cipher is None:
             raise _unreadable(place, f"it needs the key {sealed.key_id!r}, which AIJOBS_CREDENTIAL_KEYS doesn't hold")
@@ -95,7 +95,7 @@ class CredentialVault:
             raise _unreadable(place, why) from None
 
     def opens(self, sealed: Sealed, place: Place) -> bool:
-        """Whether `open` would succeed."""
+        """Return whether `open` would succeed."""
         try:
             self.open(sealed, place)
         except JobError:
@@ -103,30 +103,30 @@ class CredentialVault:
         return True
 
     def fingerprint(self, api_key: str, user_id: str) -> str:
-        """16 hex digits by which a user tells keys apart: equal for equal keys of one user, whatever the ring is.
+        """Return 16 hex digits that identify a key for its user, whatever the ring is.
 
-        Keyed, so that who holds the table can't try keys; per user, so that two users' rows never look alike.
+        Keyed, so that a reader of the table can't try keys; per user, so that two users' rows are never equal.
         """
         message = user_id.encode() + b"\x00" + api_key.encode()  # A user id holds no control character.
         return hmac.new(self._fingerprint_key, message, hashlib.sha256).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 class SealedKey:
-    """A user's key on its way to a call: decrypted when it is opened, and kept nowhere."""
+    """A user's key for a call: decrypted when it is opened, and not kept."""
 
     __slots__ = ("_place", "_sealed", "_vault", "used_lately")
 
     def __init__(self, vault: CredentialVault, sealed: Sealed, place: Place, *, used_lately: bool = False) -> None:
         self._vault, self._sealed, self._place = vault, sealed, place
         self.used_lately = used_lately
-        """Whether a use within the last hour is on record."""
+        """Whether a use within the last hour is recorded."""
 
     @property
     def credential_id(self) -> str:
         return self._place.credential_id
 
     def open(self) -> str:
-        """The key in clear, for one call. `JobError` CREDENTIAL_UNREADABLE."""
+        """Return the decrypted key, for one call. `JobError` CREDENTIAL_UNREADABLE."""
         return self._vault.open(self._sealed, self._place)
 
     def __repr__(self) -> str:

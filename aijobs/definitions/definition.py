@@ -1,6 +1,6 @@
-"""What the engine must know of a job type.
+"""The definition of a job type.
 
-The annotations are the rules: the registry refuses a definition that breaks one, naming the field.
+The annotations are the rules: the registry refuses a definition that breaks one, and names the field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CredentialMode = Literal["platform_key", "user_deepseek_key"]
 PLATFORM_KEY: CredentialMode = "platform_key"
 USER_DEEPSEEK_KEY: CredentialMode = "user_deepseek_key"
 USER_MODES: tuple[CredentialMode, ...] = (USER_DEEPSEEK_KEY,)
-"""Those whose calls run on a key of the user's own, and are paid by the user."""
+"""Modes in which calls use the user's own key, and the user pays."""
 CREDENTIAL_MODES: tuple[CredentialMode, ...] = (PLATFORM_KEY, *USER_MODES)
 
 
@@ -42,22 +42,22 @@ def _version(text: str) -> str:
 
 Words = Annotated[str, AfterValidator(_words)]
 Version = Annotated[str, AfterValidator(_version)]
-"""1–32 characters, no space at an end: versions are stored with each job, and compared."""
+"""1–32 characters, no space at either end. Versions are stored with each job, and compared."""
 
 
 class _Part:
-    """A definition or a part of one: an int is no bool and no float, a text no number."""
+    """A definition or a part of one. Strict types: `True` is no int, an int no float, a number no text."""
 
     __pydantic_config__ = ConfigDict(strict=True, revalidate_instances="always")
 
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """How a queue treats lost workers; a definition's retries are for errors, and the two never multiply."""
+    """How a queue treats lost workers. A definition's retries are for errors; the two are counted apart."""
 
     queue_name: str
     attempts: int
-    """The charged loss that ends the job: how often its own process may die."""
+    """The number of charged losses that ends the job: deaths of its own process."""
     backoff_ms: int
     """The wait before a takeover: backoff · 2^(losses − 1), losses of any kind."""
     concurrency: int
@@ -73,7 +73,7 @@ MAINTENANCE_QUEUE = "ai-maintenance"
 
 @dataclass(frozen=True)
 class Metadata(_Part):
-    """What a person is told of a job type. `labels` holds it in other languages, by language code."""
+    """The texts about a job type. `labels` are in other languages, by language code."""
 
     label: Words
     description: Words
@@ -84,7 +84,7 @@ class Metadata(_Part):
 
 @dataclass(frozen=True)
 class Queue(_Part):
-    """Where the job waits. Priority: 0 is the highest, 100 the lowest."""
+    """The queue of the job. Priority: 0 is the highest, 100 the lowest."""
 
     queue_name: QueueName
     default_priority: Annotated[int, Field(ge=0, le=100)] = 50
@@ -118,7 +118,7 @@ class Input(_Part):
 
 
 class CheckContext(Protocol):
-    """What a check of an answer may ask of the attempt that it is part of."""
+    """What a check of an answer may ask of its attempt."""
 
     def raise_if_cancelled(self) -> None:
         """Raise `JobError` if the attempt must stop: cancelled, out of time, or its lease lost."""
@@ -149,7 +149,7 @@ class Credential(_Part):
 
 @dataclass(frozen=True)
 class Security(_Part):
-    """What is checked and hidden: input and output by the safety rules, personal data in the saved output."""
+    """What is checked and redacted: input and output by the safety rules, personal data in the saved output."""
 
     content_safety_check: bool = False
     output_redaction: bool = False
@@ -157,31 +157,33 @@ class Security(_Part):
 
 @dataclass(frozen=True)
 class PromptRef(_Part):
-    """A versioned prompt: `name` is a folder of prompts, `version` the one that new jobs get."""
+    """A versioned prompt: `name` is a folder of prompts, `version` is for new jobs."""
 
     name: Words
     version: Version
 
 
 Script = Callable[[Mapping[str, Any], int, "ScriptContext"], dict[str, Any]]
-"""A job type's own work, for types that ask no provider: (input, attempt, context) to output."""
+"""The work of a job type that calls no provider: (input, attempt, context) to output."""
 
 
 class ScriptContext(Protocol):
-    """What a script may ask of the attempt that runs it."""
+    """What a script may ask of its attempt."""
 
     def sleep(self, seconds: float) -> None:
         """Wait, or raise `JobError` as soon as the attempt is cancelled or out of time."""
         ...
 
     def progress(self, percent: int) -> None:
-        """Say that the work is done to `percent` (0–100): as often as you like, shown twice a second at most."""
+        """Report that the work is done to `percent` (0–100). Call it as often as you like; it is shown twice a second
+        at most.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class JobDefinition(_Part):
-    """Everything the engine, the API and the console need of a job type."""
+    """All that engine, API and console need of a job type."""
 
     job_type: Annotated[str, Field(pattern=JOB_TYPE)]
     metadata: Metadata
@@ -196,10 +198,10 @@ class JobDefinition(_Part):
     route: str | None = None
     """The name of a configured route; None: the default one."""
     max_output_tokens: Annotated[int, Field(ge=1, le=200_000)] = 8_000
-    """The most that a provider is asked to write. After an answer that was cut off, twice as many, and so on."""
+    """Maximum tokens of an answer. After a truncated answer twice as many, and so on."""
     script: Script | None = None
-    """Instead of a prompt, for a type that asks no provider and leaves no usage row."""
+    """Replaces the prompt in a type that calls no provider and leaves no usage row."""
     rebuild: Callable[[str, str], dict[str, Any] | None] | None = None
-    """`rebuild(target_type, target_id)`: the input again, for a retry whose snapshot has expired."""
+    """`rebuild(target_type, target_id)` returns the input again, for a retry whose snapshot has expired."""
     production: bool = True
     """Whether the type is registered in production too."""

@@ -1,7 +1,7 @@
-"""Finding job types: our own modules, and those that installed packages offer.
+"""Find job types: our own modules, and those of installed packages.
 
-A job type is a module: `DEFINITION`, `PROJECTOR` where it brings one of its own, and its prompts in the folder
-`prompts` beside it. A package outside names such a module in the entry-point group `aijobs.job_types`.
+A job type is a module with `DEFINITION`, optionally `PROJECTOR`, and its prompts in the folder `prompts` beside it. An
+outside package names such a module in the entry-point group `aijobs.job_types`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ ENTRY_POINT_GROUP = "aijobs.job_types"
 
 
 def find_job_types(package: ModuleType) -> list[ModuleType]:
-    """The modules in `package`, and those of installed plug-ins; `DefinitionError` names one that is none."""
+    """Return the modules in `package` and those of installed plug-ins. `DefinitionError` names one that is no
+    job type.
+    """
     names = [f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
     modules = [importlib.import_module(name) for name in names]
     modules += [_plugged_in(point.name, point.value) for point in entry_points(group=ENTRY_POINT_GROUP)]
@@ -39,6 +41,6 @@ def _plugged_in(name: str, value: str) -> ModuleType:
 
 
 def prompt_folders(modules: Iterable[ModuleType]) -> list[Path]:
-    """The folders that hold these modules' prompts, each once."""
+    """Return the prompt folders of these modules, each once."""
     folders = [Path(module.__file__).parent / "prompts" for module in modules if module.__file__]
     return list(dict.fromkeys(folders))

@@ -6,7 +6,7 @@ from aijobs.errors import AijobsError
 
 
 class DefinitionError(AijobsError):
-    """A job definition that the registry refuses at start-up; the text names the job type and what is wrong."""
+    """The registry refuses a job definition at start-up. The text names the job type and the fault."""
 
 
 class DuplicateJobDefinition(DefinitionError):

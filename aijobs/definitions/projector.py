@@ -1,4 +1,4 @@
-"""Turning a validated output into rows of the business tables."""
+"""Turn a validated output into rows of business tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Artifact(NamedTuple):
 
 @dataclass(frozen=True)
 class ProjectionResult:
-    """What a projection made, or what was already there."""
+    """The artifacts of a projection, new or existing."""
 
     artifacts: list[Artifact]
 
@@ -40,8 +40,8 @@ class ResultProjector(Protocol):
     """Writes business rows inside the caller's transaction, which it neither commits nor rolls back."""
 
     key: str
-    """Unique; what a definition's `projector` names."""
+    """Unique name, for a definition's `projector`."""
 
     def project(self, session: Session, job: ProjectedJob, validated_output: Mapping[str, Any]) -> ProjectionResult:
-        """Write the rows and return their references; those already there if the job was projected before."""
+        """Write the rows and return their references; the existing ones if the job was projected before."""
         ...

@@ -1,4 +1,4 @@
-"""The rule book: every definition and projector there is, checked at start-up."""
+"""All definitions and projectors, checked at start-up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def _default_route_alone(route: str | None, credential_mode: str) -> bool:
 
 
 def job_type_name(spelling: str) -> str:
-    """The stored name of a job type as somebody wrote it: hyphens become underscores."""
+    """Return the stored name of a job type: hyphens become underscores."""
     return spelling.replace("-", "_")
 
 
 class JobDefinitionRegistry:
     """Definitions by job type, projectors by key.
 
-    `prompt_exists(name, version)` says whether a definition's prompt is there, `has_route(route, credential_mode)`
-    whether its calls go anywhere: what can't be done is refused at the start, not found out by a learner's job.
+    `prompt_exists(name, version)` returns whether a prompt exists, `has_route(route, credential_mode)` whether calls
+    have a route: a definition that can't work is refused at the start, and not found by a learner's job.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class JobDefinitionRegistry:
         self._definitions: dict[str, JobDefinition] = {}
         self._projectors: dict[str, ResultProjector] = {}
         self._modules: dict[str, str] = {}
-        """The module that brought each job type and projector, for messages."""
+        """The module of each job type and projector, for messages."""
         self._prompt_exists, self._has_route = prompt_exists, has_route
 
     def register_projector(self, projector: ResultProjector, module: str = "") -> None:
-        """Add a projector. `DuplicateProjector` where its key is taken."""
+        """Add a projector. `DuplicateProjector` if its key is taken."""
         what = f"projector {projector.key!r}"
         if projector.key in self._projectors:
             raise errors.DuplicateProjector(self._taken(what, module))
@@ -56,9 +56,9 @@ class JobDefinitionRegistry:
         self._modules[what] = module
 
     def register(self, definition: JobDefinition, module: str = "") -> None:
-        """Check everything about `definition` and add it; a `DefinitionError` names the type and what is wrong.
+        """Check `definition` and add it. `DefinitionError` names the type and the fault.
 
-        `module` is where it comes from, for the message about a job type that two modules bring.
+        `module`: where it comes from, for the message about a job type that two modules have.
         """
         _check_fields(definition)
         what = f"job type {definition.job_type!r}"
@@ -74,22 +74,22 @@ class JobDefinitionRegistry:
         return f"{module}: {what} is registered already by {first}" if module else f"{what} is registered already"
 
     def get(self, job_type: str) -> JobDefinition:
-        """The definition of `job_type`; `UnknownJobType` where there is none."""
+        """Return the definition of `job_type`; `UnknownJobType` if there is none."""
         try:
             return self._definitions[job_type]
         except KeyError:
             raise errors.UnknownJobType(f"unknown job type {job_type!r}") from None
 
     def find(self, job_type: str) -> JobDefinition | None:
-        """The definition of `job_type`, or None."""
+        """Return the definition of `job_type`, or None."""
         return self._definitions.get(job_type)
 
     def get_all(self) -> list[JobDefinition]:
-        """All definitions, by job type."""
+        """Return all definitions, ordered by job type."""
         return [self._definitions[name] for name in sorted(self._definitions)]
 
     def projector(self, key: str) -> ResultProjector:
-        """The projector with this key; `UnknownProjector` where there is none."""
+        """Return the projector with this key; `UnknownProjector` if there is none."""
         try:
             return self._projectors[key]
         except KeyError:
@@ -98,10 +98,10 @@ class JobDefinitionRegistry:
     def load(
         self, modules: Iterable[ModuleType], *, production: bool, timeouts: Mapping[str, float] | None = None
     ) -> None:
-        """Register the definitions of these modules and the projectors that they bring.
+        """Register the definitions and projectors of these modules.
 
-        In production those not meant for it are left out. `timeouts`: an operator's seconds for an attempt, by job
-        type. `UnknownJobType` if one of them is for no job type.
+        In production those not meant for it are left out. `timeouts`: an operator's seconds per attempt, by job type.
+        `UnknownJobType` if one of them names no job type.
         """
         for module in modules:
             definition: JobDefinition = module.DEFINITION
@@ -189,11 +189,11 @@ _ERRORS: Mapping[str, type[errors.DefinitionError]] = {
     "route": errors.UnknownRoute,
     "max_output_tokens": errors.InvalidOutputLimit,
 }
-"""What a fault in a field, or in a part as a whole, is called; any other is an `InvalidField`."""
+"""The error for a fault in a field, or in a whole part. Any other is an `InvalidField`."""
 
 
 def _check_fields(d: JobDefinition) -> None:
-    """Hold the definition against its annotations; the error is named by the first field that is wrong."""
+    """Check the definition by its annotations. The error names the first wrong field."""
     try:
         _rules().validate_python(d)
     except ValidationError as wrong:
@@ -224,5 +224,5 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def _in_a_line(value: object) -> str:
-    """`value` as a programmer writes it, cut where it is long."""
+    """Return the `repr` of `value`, shortened if it is long."""
     return " ".join(_SHORT.repr(value).split())
