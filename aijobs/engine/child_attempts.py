@@ -6,7 +6,7 @@ import math
 
 from aijobs.engine.child import Answer, Child, ChildUnused
 from aijobs.engine.ending import Ending
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.engine.outcome import Cancelled, Died, End, Outcome, Released, TimedOut
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, RELEASED, TIMEOUT
@@ -31,7 +31,7 @@ class ChildAttempts:
 
     def __init__(self, lifecycle: LifecycleRepository, ending: Ending, bus: EventBus) -> None:
         self._lifecycle, self._ending, self._bus = lifecycle, ending, bus
-        self._trouble = DatabaseTrouble(logger, Outage(logger, "suspects.database"), "suspects.failed")
+        self._error_log = ErrorLog(logger, Outage(logger, "suspects.database"), "suspects.failed")
 
     def run(self, run: Run, child: Child) -> bool:
         """Have the child run the attempt, and end it. Return whether the child died of itself. Never raises."""
@@ -39,7 +39,7 @@ class ChildAttempts:
         try:
             died = self._run(run, child)
         except Exception as error:  # The lease runs out, and the reaper takes the job.
-            self._trouble.failed(error)
+            self._error_log.failed(error)
         return died
 
     def _run(self, run: Run, child: Child) -> bool:
@@ -80,10 +80,10 @@ class ChildAttempts:
             try:
                 self._ending.end(run, end)
             except Exception as error:
-                self._trouble.failed(error)
+                self._error_log.failed(error)
                 run.ended.wait(AGAIN_S)
             else:
-                self._trouble.worked()
+                self._error_log.worked()
                 break
         with run.end_lock:
             run.end(Outcome.LOST)  # Unless it has ended: the child had committed an end, which nobody knows here.
@@ -93,7 +93,7 @@ class ChildAttempts:
         try:
             job = self._lifecycle.find(run.lease.job_id)
         except Exception as error:
-            self._trouble.failed(error)
+            self._error_log.failed(error)
             return
         if job is not None and job.lifecycle_status in FINAL and job.attempt_no == run.lease.attempt_no:
             announce_end(self._bus, job, event_id=run.outbox_id)

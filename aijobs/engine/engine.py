@@ -7,7 +7,7 @@ import threading
 from aijobs.engine.active_runs import ActiveRuns
 from aijobs.engine.attempts import Attempts
 from aijobs.engine.child import Child
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.engine.isolation import Isolation
 from aijobs.engine.outcome import Outcome
 from aijobs.engine.prepare import Prepare
@@ -34,7 +34,7 @@ class ExecutionEngine:
         """Without `isolation`, a job that lost a worker runs like any other."""
         self._prepare, self._attempts, self._active, self._watcher = prepare, attempts, active, watcher
         self._isolation = isolation
-        self._trouble = DatabaseTrouble(logger, Outage(logger, "engine.database"), "engine.failed")
+        self._error_log = ErrorLog(logger, Outage(logger, "engine.database"), "engine.failed")
 
     def start(self) -> None:
         """Start the watcher, which renews leases and handles cancel requests and deadlines."""
@@ -96,11 +96,11 @@ class ExecutionEngine:
             self._isolation.add(message, fresh=error.losses > 1)
             return Outcome.SET_APART
         except Exception as error:
-            self._trouble.failed(error)
+            self._error_log.failed(error)
             # While the database is away the queue is left as it is. A single job that can't be read is dropped, because
             # it would hold up all others; the re-drive sends it again.
             return Outcome.NOT_TAKEN if self._prepare.database_answers() else Outcome.PUT_BACK
-        self._trouble.worked()
+        self._error_log.worked()
         if run is None:
             return Outcome.NOT_TAKEN
         run.child = child

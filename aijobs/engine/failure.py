@@ -39,11 +39,11 @@ _SECRETS = (
 )
 
 
-class DatabaseTrouble:
-    """Logs faults around attempts: a database error as an outage, anything else as a fault of our own."""
+class ErrorLog:
+    """Logs errors around attempts: a database error as an outage, any other as a bug."""
 
     def __init__(self, logger: Any, outage: Outage, fault: str) -> None:
-        """`fault` is the log event for a fault of our own."""
+        """`fault` is the log event for a bug."""
         self._logger, self._outage, self._fault = logger, outage, fault
         self._sparing = Sparing()
 
@@ -55,7 +55,7 @@ class DatabaseTrouble:
             self._logger.error(self._fault, **fault(error), alsoFailed=held_back, where=where(error))
 
     def worked(self) -> None:
-        """Note that the database answers. Logged once after an outage."""
+        """Record that the database answers. Logged once after an outage."""
         self._outage.worked()
 
 

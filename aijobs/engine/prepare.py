@@ -12,7 +12,7 @@ from aijobs.db.clock import Clock
 from aijobs.db.database import Database
 from aijobs.definitions.definition import PLATFORM_KEY, JobDefinition
 from aijobs.definitions.registry import JobDefinitionRegistry
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.engine.progress import Progress
 from aijobs.engine.run import Run
 from aijobs.engine.token import CancellationToken
@@ -56,7 +56,7 @@ class Prepare:
         self._database, self._clock, self._registry = database, clock, registry
         self._lifecycle, self._outbox, self._instance_id = lifecycle, outbox, instance_id
         self._sparing = Sparing()
-        self._trouble = DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
+        self._error_log = ErrorLog(logger, Outage(logger, "progress.database"), "progress.failed")
 
     def take(self, message: JobMessage, *, suspects: bool = True) -> Run | None:
         """Lock the job for a new attempt, or another user's job if fairness says so.
@@ -85,7 +85,7 @@ class Prepare:
         definition, lease = self._registry.get(locked.job.job_type), lease_of(locked.job, locked.event_id)
         # Again: it may be another job than the message's, or use a user's own key.
         self._make_ready(definition, locked.job.credential_mode)
-        progress = Progress(lambda percent: self._lifecycle.report_progress(lease, percent, tries=1), self._trouble)
+        progress = Progress(lambda percent: self._lifecycle.report_progress(lease, percent, tries=1), self._error_log)
         limit_s = definition.execution.timeout_ms / 1000 if seconds is None else seconds
         token = CancellationToken(limit_s, progress.show)
         return Run(locked.job, lease, definition, token, locked.event_id, locked.content)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.jobs.errors import LifecycleError
 from aijobs.jobs.lifecycle.statements import ASKED
 
@@ -19,10 +19,10 @@ class Progress:
     """Shows the work of one attempt, at most twice a second. Safe to use from any thread; never raises."""
 
     def __init__(
-        self, write: Callable[[int], None], trouble: DatabaseTrouble, monotonic: Callable[[], float] = time.monotonic
+        self, write: Callable[[int], None], error_log: ErrorLog, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         """`write(percent)` writes the attempt's progress under its lease."""
-        self._write, self._trouble, self._monotonic = write, trouble, monotonic
+        self._write, self._error_log, self._monotonic = write, error_log, monotonic
         self._guard = threading.Lock()
         self._shown, self._shown_at = 0, monotonic()
 
@@ -43,8 +43,8 @@ class Progress:
         except LifecycleError:
             self._shown = 100  # The lease is lost, which the attempt's next write will find out.
         except Exception as error:
-            self._trouble.failed(error)
+            self._error_log.failed(error)
         else:
-            self._trouble.worked()
+            self._error_log.worked()
         finally:
             self._guard.release()

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from aijobs.db.database import Database
 from aijobs.engine.active_runs import ActiveRuns
 from aijobs.engine.ending import Ending
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.engine.outcome import Cancelled, Lost, TimedOut
 from aijobs.engine.run import Run
 from aijobs.engine.token import CANCELLED, TIMEOUT
@@ -69,7 +69,7 @@ class Watcher:
         self._heartbeat_s, self._watch_s, self._stuck_s = heartbeat_s, watch_s, stuck_s
         self._renewed: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
-        self._trouble = DatabaseTrouble(logger, Outage(logger, "watcher.database"), "watcher.failed")
+        self._error_log = ErrorLog(logger, Outage(logger, "watcher.database"), "watcher.failed")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
 
@@ -91,9 +91,9 @@ class Watcher:
                     continue
                 check_at = time.monotonic() + self._watch_s
                 self.check()
-                self._trouble.worked()
+                self._error_log.worked()
             except Exception as error:
-                self._trouble.failed(error)
+                self._error_log.failed(error)
 
     def _hinted(self) -> bool:
         """Return whether the broker hints at a cancel of an active run."""

@@ -31,7 +31,7 @@ PROMISES = {
     7: "an answer that was paid for and saved is never bought again",
     8: "each provider call has its usage row",
     9: "one (user, type, key) is one job",
-    10: "history tells every change, in order, and agrees with the row",
+    10: "history records every change, in order, and agrees with the row",
 }
 
 

@@ -91,10 +91,10 @@ class PassLog:
     def _try_to_write(self, name: str, every_s: float, **values: Any) -> None:
         try:
             self._write(name, round(every_s * 1000), values)
-        except SQLAlchemyError as trouble:
+        except SQLAlchemyError as error:
             with self._guard:
                 self._noted_at.pop(name, None)  # The next run writes it.
-            self._outage.failed(trouble)
+            self._outage.failed(error)
         else:
             self._outage.worked()
 

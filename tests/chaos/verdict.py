@@ -150,8 +150,8 @@ def _may_fail(evidence: Evidence, job: AiJob, create: Create, database_faults: b
         once = describe(job.error_code).retried is Retried.ONCE
         return job.retry_count >= job.max_retry_count or (once and job.error_code in tried)
     # The script may have used the one retry of such a code.
-    ours = any(is_internal(code) for code in tried if code)
-    return database_faults and job.error_code in DATABASE_CODES and (ours or job.retry_count >= 2)
+    internal = any(is_internal(code) for code in tried if code)
+    return database_faults and job.error_code in DATABASE_CODES and (internal or job.retry_count >= 2)
 
 
 def _refused_alone(evidence: Evidence, job: AiJob) -> Iterator[Broken]:

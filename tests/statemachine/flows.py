@@ -42,7 +42,7 @@ class Process:
         for flow in self.flows:
             flow.cut()
 
-    def standing(self) -> list[Flow]:
+    def live_flows(self) -> list[Flow]:
         """Return the flows that have not ended."""
         return [flow for flow in self.flows if not flow.dead]
 

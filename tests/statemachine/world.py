@@ -238,7 +238,7 @@ class Worker(Process):
         raise Died
 
     def slots_used(self) -> int:
-        return sum(flow.name == "slot" for flow in self.standing())
+        return sum(flow.name == "slot" for flow in self.live_flows())
 
 
 def _check(worker: Any) -> None:
@@ -464,7 +464,7 @@ class World:
     def watch(self, seat: int, plan: str) -> None:
         """Run one check of a worker's watcher: renewals, cancels, deadlines."""
         worker = next((w for w in (*self.workers[seat:], *self.workers[:seat]) if w.active.all()), self.workers[seat])
-        if worker.alive and not any(flow.name == "watcher" for flow in worker.standing()):
+        if worker.alive and not any(flow.name == "watcher" for flow in worker.live_flows()):
             self._run(Flow(worker, "watcher", lambda: _check(worker), self.hub), plan)
 
     def drain(self, seat: int, plan: str) -> None:
@@ -473,7 +473,7 @@ class World:
         if not worker.alive:
             return
         self._run(Flow(worker, "drain", lambda: worker.engine.drain(0), self.hub), plan)
-        if not any(flow.name == "drain" for flow in worker.standing()):
+        if not any(flow.name == "drain" for flow in worker.live_flows()):
             worker.die()
 
     def kill(self, seat: int) -> None:
@@ -531,7 +531,7 @@ class World:
         """Run a request or a pass in a process of its own."""
         process = Process(name)
         self._run(Flow(process, name, work, self.hub), plan)
-        if process.standing():
+        if process.live_flows():
             self.others.append(process)
 
     def _run(self, flow: Flow, plan: str, outcome: str = "ok") -> None:
@@ -562,7 +562,7 @@ class World:
 
     def _let_slots_go(self) -> None:
         for worker in self.workers:
-            for flow in worker.standing():
+            for flow in worker.live_flows():
                 if flow.why == EVENT and flow.can_go:
                     self._step(flow)
             if any(f.name == "drain" and f.dead for f in worker.flows):
@@ -571,7 +571,7 @@ class World:
     def _flows(self) -> list[Flow]:
         """Return the stopped flows, workers' first, without slots that wait for their attempt."""
         processes: list[Process] = [*self.workers, *self.others]
-        return [flow for process in processes for flow in process.standing() if flow.why != EVENT]
+        return [flow for process in processes for flow in process.live_flows() if flow.why != EVENT]
 
     # --- reading -------------------------------------------------------------------------------------------------
 

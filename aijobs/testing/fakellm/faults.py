@@ -437,7 +437,7 @@ def refusal() -> Step:
     return Answer("", refusal="I'm sorry, I can't help with that.")
 
 
-@_listed("no-usage", "a good answer that tells no usage")
+@_listed("no-usage", "a good answer without usage")
 def no_usage() -> Step:
     return Answer(usage=None)
 

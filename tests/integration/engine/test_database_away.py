@@ -64,14 +64,14 @@ def test_workers_take_no_messages_while_the_database_is_away(
     postgres.stop()
     worker.wait_for_output("engine.database.away", timeout=30)
     waiting = services.broker.pending_count("ai-interactive")
-    looked, ends = [], time.monotonic() + 2
+    depths, ends = [], time.monotonic() + 2
     while time.monotonic() < ends:
-        looked.append(services.broker.pending_count("ai-interactive"))
+        depths.append(services.broker.pending_count("ai-interactive"))
         time.sleep(0.05)
 
     # Each thread has taken one message at most.
     assert waiting > 2, "the queue was empty before the database went away"
-    assert min(looked) >= waiting - 2
+    assert min(depths) >= waiting - 2
 
     postgres.start()
     with services.database.read() as session:

@@ -86,18 +86,18 @@ def test_two_processes_with_one_key_and_two_requests_have_one_winner(live_kit: K
 def test_unique_conflict_returns_the_winner(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The find before the transaction and the one under the lock miss the winner; the unique index doesn't."""
     winner = kit.new_job(idempotency_key="k")
-    looked = []
+    reads = []
     real = kit.jobs._existing
 
     def blind_twice(*arguments: Any) -> AiJob | None:
-        looked.append(1)
-        return None if len(looked) <= 2 else real(*arguments)
+        reads.append(1)
+        return None if len(reads) <= 2 else real(*arguments)
 
     monkeypatch.setattr(kit.jobs, "_existing", blind_twice)
     before = kit.everything()
     again = kit.create(idempotency_key="k")
-    assert (again.created, again.job.id, len(looked)) == (False, winner.id, 3)
-    looked.clear()
+    assert (again.created, again.job.id, len(reads)) == (False, winner.id, 3)
+    reads.clear()
     with pytest.raises(ApiError, match="IDEMPOTENCY_KEY_REUSED"):
         kit.create(idempotency_key="k", target_id="another")
     assert kit.everything() == before

@@ -84,9 +84,9 @@ def test_child_inherits_the_request_and_nothing_of_the_attempts(kit: Kit) -> Non
     }
     assert row["created_at"] == BEGIN + timedelta(seconds=150)
     assert [(one.type, one.actor) for one in kit.history(child.id)] == [("created", "admin")]
-    ours, theirs = (kit.rows("ai_job_snapshots", job_id=job_id)[0] for job_id in (child.id, parent.id))
-    assert (ours["content"], ours["content_hash"]) == (theirs["content"], theirs["content_hash"])
-    assert ours["expires_at"] == BEGIN + timedelta(seconds=150, days=30)
+    copied, original = (kit.rows("ai_job_snapshots", job_id=job_id)[0] for job_id in (child.id, parent.id))
+    assert (copied["content"], copied["content_hash"]) == (original["content"], original["content_hash"])
+    assert copied["expires_at"] == BEGIN + timedelta(seconds=150, days=30)
 
 
 def test_child_has_its_own_enqueue_event_and_message(kit: Kit) -> None:
@@ -195,12 +195,12 @@ def test_twenty_retries_at_once_create_one_child(live_kit: Kit) -> None:
 def test_database_refuses_a_second_child(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, _ = kit.job_in("failed")
     child = _retry(kit, parent)
-    looked = []
+    reads = []
     real = kit.jobs._retries._live_child
 
     def blind_once(*arguments: Any) -> AiJob | None:
-        looked.append(1)
-        return None if len(looked) == 1 else real(*arguments)
+        reads.append(1)
+        return None if len(reads) == 1 else real(*arguments)
 
     monkeypatch.setattr(kit.jobs._retries, "_live_child", blind_once)
     before = kit.everything()

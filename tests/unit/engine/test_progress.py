@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from aijobs.engine.failure import DatabaseTrouble
+from aijobs.engine.failure import ErrorLog
 from aijobs.engine.progress import Progress
 from aijobs.engine.token import CANCELLED, CancellationToken
 from aijobs.jobs.errors import LockLost
@@ -23,14 +23,14 @@ class Clock:
         return self.now
 
 
-def trouble() -> DatabaseTrouble:
+def error_log() -> ErrorLog:
     logger = get_logger("progress")
-    return DatabaseTrouble(logger, Outage(logger, "progress.database"), "progress.failed")
+    return ErrorLog(logger, Outage(logger, "progress.database"), "progress.failed")
 
 
 def test_progress_is_written_at_most_twice_a_second_and_never_falls() -> None:
     clock, written = Clock(), list[int]()
-    progress = Progress(written.append, trouble(), clock)
+    progress = Progress(written.append, error_log(), clock)
     for tenth in range(40):
         clock.now = tenth / 10
         progress.show(tenth * 5 // 2)
@@ -45,7 +45,7 @@ def test_progress_is_written_at_most_twice_a_second_and_never_falls() -> None:
 
 def test_short_work_writes_no_progress() -> None:
     clock, written = Clock(), list[int]()
-    progress = Progress(written.append, trouble(), clock)
+    progress = Progress(written.append, error_log(), clock)
     clock.now = 0.4
     for percent in range(101):
         progress.show(percent)
@@ -55,7 +55,7 @@ def test_short_work_writes_no_progress() -> None:
 @pytest.mark.parametrize("percent", [-5, 0, 101, 10**9])
 def test_invalid_percentage_stays_between_10_and_80(percent: int) -> None:
     clock, written = Clock(), list[int]()
-    progress = Progress(written.append, trouble(), clock)
+    progress = Progress(written.append, error_log(), clock)
     clock.now = 1
     progress.show(percent)
     assert all(10 <= shown <= 80 for shown in written)
@@ -76,7 +76,7 @@ def test_progress_error_is_logged_and_not_raised(error: Exception, event: str | 
         calls.append(percent)
         raise error
 
-    progress = Progress(fails, trouble(), clock)
+    progress = Progress(fails, error_log(), clock)
     with captured_lines() as lines:
         for second in range(1, 4):
             clock.now = second
