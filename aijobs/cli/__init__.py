@@ -1,6 +1,6 @@
-"""The `aijobs` command. Each subcommand is a module here; this one says how they fail.
+"""The `aijobs` command. Each subcommand is a module here; this one handles their errors.
 
-Exit code 0 only on success, 2 for bad arguments or files, 1 for everything else; an expected error is one line.
+Exit code 0 only on success, 2 for bad arguments or files, 1 for everything else. An expected error is one line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aijobs.errors import AijobsError, ApiError, BrokerUnavailable, describe
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="aijobs", message="aijobs %(version)s")
 def cli() -> None:
-    """A durable engine for AI jobs: run it, look into it, act on it.
+    """A durable engine for AI jobs: run it, inspect it, act on it.
 
     Settings come from the environment (AIJOBS_…). Without any, all files are in instance/ of the checkout, or in
     var/aijobs-instance/ of the virtual environment for an installed wheel; AIJOBS_INSTANCE_PATH names another folder.
@@ -65,14 +65,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # A terminal without Chinese gets question marks, not a traceback.
+            stream.reconfigure(
+                errors="replace"
+            )  # A terminal without Chinese gets question marks instead of a traceback.
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit code. Unexpected errors are raised, expected ones said in one line."""
+    """Run the command line and return the exit code. Expected errors are printed in one line, others are raised."""
     try:
-        # What a command returns is for tests; `ctx.exit(n)` arrives here as its code.
+        # A command's return value is for tests; `ctx.exit(n)` arrives here as its code.
         result = cli.main(arguments, prog_name="aijobs", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

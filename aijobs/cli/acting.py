@@ -1,4 +1,4 @@
-"""Who acts from a shell. It leaves rows in the audit log, as what operators do in the console does."""
+"""The actor of shell commands. Like operators in the console, it leaves rows in the audit log."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aijobs.operators.audit import Actor
 
 
 def shell_actor() -> Actor:
-    """The account of the shell, `cli:{name}`."""
+    """Return the account of the shell, `cli:{name}`."""
     try:
         return Actor(f"cli:{pwd.getpwuid(os.getuid()).pw_name}")
-    except KeyError:  # A container may run under a number that has no name.
+    except KeyError:  # A container's user id may have no name.
         return Actor(f"cli:{os.getuid()}")

@@ -1,4 +1,4 @@
-"""`aijobs check` and `aijobs prune`: the promises held against the database, and what is old deleted."""
+"""`aijobs check` and `aijobs prune`: check the promises in the database, and delete what is old."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aijobs.wiring.passes import build_retention
 @click.option("--show", default=20, type=click.IntRange(1, 10_000), help="How many job ids to name for each finding.")
 @json_option
 def check(show: int, as_json: bool) -> int:
-    """Hold the database against what aijobs promises; exit code 1 where something is broken.
+    """Check the database against what aijobs promises. Exit code 1 if something is broken.
 
-    Only reads, at any time, also while traffic runs. The thing to do after an incident.
+    It only reads, and may run at any time, also under traffic. Run it after an incident.
     """
     with open_services() as services:
         bounds = Bounds.from_settings(services.settings)
@@ -50,7 +50,7 @@ def _count(finding: Finding) -> str:
 @click.command()
 @json_option
 def prune(as_json: bool) -> int:
-    """Delete jobs, tombstones and operators' sessions that are old enough; a pass does the same each hour."""
+    """Delete jobs, tombstones and operators' sessions that are old enough. A pass does the same each hour."""
     with open_services() as services:
         pruned = build_retention(services).run()
     if as_json:

@@ -1,4 +1,4 @@
-"""`aijobs credentials …`: users' stored provider keys, which no command shows."""
+"""`aijobs credentials …`: users' stored provider keys. No command shows them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def credentials() -> None:
 @credentials.command()
 @json_option
 def rotate(as_json: bool) -> int:
-    """Encrypt all stored keys under the newest of AIJOBS_CREDENTIAL_KEYS; exit code 1 where one needs another still.
+    """Re-encrypt all stored keys with the newest of AIJOBS_CREDENTIAL_KEYS. Exit code 1 if one still needs another.
 
-    Safe at any time, while everything runs, and again after it was stopped: what is done is left alone.
+    Safe at any time, under traffic, and again after it was stopped: finished rows are left alone.
     """
     with open_services() as services:
         trail = AuditTrail(services.database, services.clock, shell_actor())

@@ -17,7 +17,7 @@ def db() -> None:
 @db.command("upgrade")
 @json_option
 def upgrade_command(as_json: bool) -> None:
-    """Make the schema, or bring it to this version. Safe to run again, and from several machines at once."""
+    """Create the schema, or upgrade it to this version. Safe to run again, and on several machines at once."""
     engine = build_engine(load_settings().database_url)
     try:
         before = upgrade(engine)

@@ -1,4 +1,4 @@
-"""`aijobs demo`: flashcards from the shipped notes, or from a file, over the real API."""
+"""`aijobs demo`: make flashcards from the included notes, or from a file, over the real API."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _LANGUAGES = {"en": "English", "zh": "中文"}
 
 @dataclass
 class Text:
-    """One text of the demo, and the job that works on it."""
+    """One text of the demo, and its job."""
 
     name: str
     notes: dict[str, Any]
     job: dict[str, Any] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)
-    """The cards, and by what they were made."""
+    """The cards, and what made them."""
 
     @property
     def final(self) -> bool:
@@ -59,7 +59,7 @@ class Text:
 def demo(file: Path | None) -> None:
     """Make flashcards from the notes that come with aijobs (English and Chinese), or from FILE (UTF-8 text).
 
-    Starts what `aijobs up` starts, on a port of its own, and ends it afterwards; where `aijobs up` runs, uses that.
+    Starts what `aijobs up` starts, on a free port, and stops it afterwards. If `aijobs up` runs, uses that.
     """
     texts = [read_text_file(file)] if file else [read_text_file(path) for path in sorted(SAMPLE_NOTES.glob("*.txt"))]
     settings = Settings.load()
@@ -85,7 +85,7 @@ def demo(file: Path | None) -> None:
 
 
 def read_text_file(path: Path) -> Text:
-    """The notes in a file. `Failure` (exit code 2) with one line for one that can't be used."""
+    """Return the notes in a file. `Failure` (exit code 2) with one line if it can't be used."""
     try:
         if path.is_dir():
             raise Failure(f"{path} is a folder", BAD_INPUT)
@@ -113,17 +113,17 @@ def read_text_file(path: Path) -> Text:
 
 
 class Client:
-    """The user API over HTTP, for one user."""
+    """A client of the user API, for one user."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url, self._token = url, token
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON at `path`. `Failure` for any other answer."""
+        """Return the JSON at `path`. `Failure` for any other answer."""
         return self._ask(path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON that answers `body`. `Failure` for a refusal."""
+        """Return the JSON answer to `body`. `Failure` if it is refused."""
         return self._ask(path, json.dumps(body).encode())
 
     def _ask(self, path: str, body: bytes | None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _wait(
     settings: Settings,
     web: Served,
 ) -> None:
-    """Watch the jobs until all are final, saying what changes."""
+    """Watch the jobs until all are final, and print changes."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     said = ""
     while not all(text.final for text in texts):
@@ -208,7 +208,7 @@ def _print_card(terminal: Terminal, number: int, card: dict[str, Any]) -> None:
 
 
 def _made_by(answers: Sequence[dict[str, Any]]) -> str:
-    """Who made the cards, as the API tells it."""
+    """Return what made the cards, from the API's answers."""
     if any(answer.get("madeBy") == "model" for answer in answers):
         return "Made by an AI model."
     return "Made by rules from the text, no AI model."

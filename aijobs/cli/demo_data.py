@@ -1,4 +1,4 @@
-"""`aijobs demo-data`: jobs of every kind of outcome, really run, for looking at the console."""
+"""`aijobs demo-data`: run jobs with every kind of outcome, to look at in the console."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class Plan:
-    """One job to make. `then`: what is done to it afterwards, cancel or retry."""
+    """A job to create. `then`: cancel or retry it afterwards."""
 
     name: str
     user_id: str
@@ -61,10 +61,10 @@ PLANS = (
 @click.command("demo-data")
 @json_option
 def demo_data(as_json: bool) -> None:
-    """Make a small set of jobs for looking at the console, and run them: successes, retries, failures, cancels.
+    """Create and run a small set of jobs to look at in the console: successes, retries, failures, cancels.
 
-    Uses the workers of `aijobs up` where it runs, else starts its own for as long as it takes. Running it again
-    makes nothing twice. Not for production.
+    Uses the workers of `aijobs up` if it runs, otherwise starts its own for the time. A second run creates nothing
+    twice. Not for production.
     """
     settings = Settings.load()
     if settings.production:
@@ -103,7 +103,7 @@ def demo_data(as_json: bool) -> None:
 
 
 def _make(services: Services) -> list[tuple[Plan | None, str]]:
-    """The jobs that aren't there yet: flashcards from the sample notes, and one for each plan."""
+    """Create the missing jobs: flashcards from the sample notes, and one for each plan."""
     made: list[tuple[Plan | None, CreatedJob]] = []
     for number, path in enumerate(sorted(SAMPLE_NOTES.glob("*.txt"))):
         user_id = ("ada", "lin")[number % 2]

@@ -1,4 +1,4 @@
-"""`aijobs dev-llm`: a pretend provider to play with, until Ctrl-C."""
+"""`aijobs dev-llm`: a fake provider to play with, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _LOOK_S = 60.0
 @click.option("--list", "as_list", is_flag=True, help="Name the ways in which it can misbehave, and start nothing.")
 @json_option
 def dev_llm(port: int, delay_ms: int, as_list: bool, as_json: bool) -> None:
-    """Run a pretend AI provider on this machine until Ctrl-C: no account, no cost, and each fault of real ones.
+    """Run a fake AI provider on this machine until Ctrl-C: no account, no cost, and every fault of real ones.
 
-    Makes flashcards by rules from the notes that it is sent. Prints what has aijobs use it, and a line for each call.
+    Makes flashcards by rules from the notes that it receives. Prints how to have aijobs use it, and a line for each
+    call.
     """
     if as_json and not as_list:
         raise Failure("--json goes with --list", BAD_INPUT)
@@ -69,7 +70,7 @@ def dev_llm(port: int, delay_ms: int, as_list: bool, as_json: bool) -> None:
 
 
 def _default_route(path: Path) -> list[str]:
-    """Where calls go by the file of the last start, which somebody may have edited; to the good model without one."""
+    """Return the route of the last start's file, which may have been edited; without one, the good model."""
     try:
         route = tomllib.loads(path.read_text("utf-8"))["routes"]["default"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -80,7 +81,7 @@ def _default_route(path: Path) -> list[str]:
 
 
 def providers_file(url: str, route: Sequence[str] = (f"{PROVIDER}/{MODEL}",)) -> str:
-    """A providers file by which calls go to `url`, on this route; its models are the good one and each fault."""
+    """Return a providers file for calls to `url` on this route. Its models are the good one, and one for each fault."""
     models = [MODEL, *(faults.MODEL_PREFIX + name for name in faults.FAULTS)]
     listed = "".join(f"  {json.dumps(model)},\n" for model in models)
     return (
@@ -97,7 +98,7 @@ def providers_file(url: str, route: Sequence[str] = (f"{PROVIDER}/{MODEL}",)) ->
 
 
 def line_of(call: Call) -> str:
-    """What became of a call, in one line, without its key and its content."""
+    """Return the result of a call in one line, without key and content."""
     parts = [f"#{call.number}", call.model or call.request.path, "stream" if call.stream else "whole"]
     parts.append(str(call.status) if call.status is not None else "no answer")
     if call.usage:

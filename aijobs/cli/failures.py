@@ -1,4 +1,4 @@
-"""An expected end of a command that isn't success: one line on standard error and an exit code."""
+"""An expected failure of a command: one line on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FAILED = 1
 
 
 class Failure(Exception):
-    """`text` in one line; `exit_code` 2 for bad arguments or files, else 1."""
+    """`text` is one line. `exit_code`: 2 for bad arguments or files, otherwise 1."""
 
     def __init__(self, text: str, exit_code: int = FAILED) -> None:
         super().__init__(text)

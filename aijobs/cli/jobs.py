@@ -1,4 +1,4 @@
-"""`aijobs job`, `cancel` and `retry`: one job, from the shell of a machine that has the database."""
+"""`aijobs job`, `cancel` and `retry`: one job, from a shell with access to the database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aijobs.web.shapes import explained
 @click.option("--internal", is_flag=True, help="Show the internal error message too.")
 @json_option
 def job(job_id: str, internal: bool, as_json: bool) -> None:
-    """Show one job: state, phase, why it waits, timeline, deliveries, provider calls and what they cost. Never its
+    """Show one job: state, phase, why it waits, timeline, deliveries, provider calls and their cost. Never its
     content.
     """
     with open_services() as services:
@@ -77,7 +77,7 @@ def _print(terminal: Terminal, detail: JobDetail, wait: Wait | None) -> None:
 
 
 def _losses(detail: JobDetail) -> str:
-    """`own process 1 of 2; shared process 1 (5 in all fail it)`, empty if none was lost."""
+    """Return the losses: `own process 1 of 2; shared process 1 (5 in all fail it)`, empty if none was lost."""
     losses = count_losses(detail)
     own = f"own process {losses.own} of {losses.most_own}" if losses.own else ""
     shared = f"shared process {losses.shared}" if losses.shared else ""
@@ -87,7 +87,7 @@ def _losses(detail: JobDetail) -> str:
 
 
 def _print_calls(terminal: Terminal, detail: JobDetail) -> None:
-    """The calls of the job, and what they came to; those of its chain, where it is a longer one."""
+    """Print the calls of the job with their sum, and the sum of its chain if it is longer."""
     if detail.chain_total.calls:
         terminal.say(terminal.style("Provider calls", bold=True))
     for call in detail.usage:
@@ -111,7 +111,7 @@ def _print_calls(terminal: Terminal, detail: JobDetail) -> None:
 
 
 def _total(total: UsageTotal) -> str:
-    """`3 calls, 1 failed, 1,200 + 340 tokens, $0.001234, 1 without a price`."""
+    """Return a sum: `3 calls, 1 failed, 1,200 + 340 tokens, $0.001234, 1 without a price`."""
     parts = [f"{total.calls} call{'' if total.calls == 1 else 's'}"]
     counted = {"failed": total.failed_calls, "lost": total.lost_calls, "under way": total.calls_under_way}
     parts += [f"{number} {name}" for name, number in counted.items() if number]
@@ -150,7 +150,7 @@ def _print_timeline(terminal: Terminal, history: tuple[HistoryEntry, ...]) -> No
 @click.argument("job_id", metavar="ID")
 @json_option
 def cancel(job_id: str, as_json: bool) -> None:
-    """Cancel a job. A job that runs ends within a second or two; one that is final stays as it is."""
+    """Cancel a job. A running job ends within a second or two; a final one stays as it is."""
     with open_services() as services:
         cancelled = Operating(services, shell_actor()).cancel(job_id)
     before, after = cancelled.before, cancelled.after
@@ -164,7 +164,7 @@ def cancel(job_id: str, as_json: bool) -> None:
 @click.argument("job_id", metavar="ID")
 @json_option
 def retry(job_id: str, as_json: bool) -> None:
-    """Run a failed or cancelled job again, as a new job; prints the new job's id."""
+    """Run a failed or cancelled job again, as a new job. Prints the new job's id."""
     with open_services() as services:
         result = Operating(services, shell_actor()).retry(job_id)
     if as_json:

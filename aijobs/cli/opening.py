@@ -1,4 +1,4 @@
-"""What a command opens before it works: settings, a database of the right version, all services."""
+"""Open what commands need: settings, a database of the right version, all services."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 def load_settings() -> Settings:
-    """The settings; log lines of a command go to standard error, errors alone."""
+    """Return the settings. A command logs errors only, to standard error."""
     settings = Settings.load()
     logs.configure("ERROR")
     return settings
 
 
 def load_catalogue(settings: Settings) -> Catalogue:
-    """The providers that the settings name."""
+    """Return the providers of the settings."""
     return Catalogue.load(settings.providers, settings.provider_keys)
 
 
 @contextmanager
 def open_database(settings: Settings) -> Iterator[Database]:
-    """The database, its schema checked, closed at the end."""
+    """Open the database and check its schema. It is closed at the end."""
     database = Database(settings.database_url)
     try:
         check_schema(database.engine)
@@ -50,7 +50,7 @@ def open_database(settings: Settings) -> Iterator[Database]:
 
 @contextmanager
 def open_services() -> Iterator[Services]:
-    """All services over a database whose schema was checked. The broker may be away: workers find what it missed."""
+    """Open all services, with a checked database. The broker may be away: workers find what it missed."""
     from aijobs.wiring.services import build_services
 
     settings = load_settings()
@@ -63,7 +63,7 @@ def open_services() -> Iterator[Services]:
 
 
 def _find_broker(settings: Settings) -> RedisBroker:
-    """The broker; where the embedded one doesn't run, one that nobody answers for, as reading a job needs none."""
+    """Return the broker. If the embedded one doesn't run, one that refuses everything: reading a job needs none."""
     try:
         return RedisBroker.from_settings(settings)
     except SettingsError:
@@ -73,12 +73,12 @@ def _find_broker(settings: Settings) -> RedisBroker:
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, passed on as `as_json`."""
+    """Add the option `--json`, as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")(command)
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass as JSON: names in camelCase, instants as text."""
+    """Return a dataclass as JSON: names in camelCase, times as text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {json_name(f.name): to_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, datetime):
@@ -89,5 +89,5 @@ def to_json(value: Any) -> Any:
 
 
 def write_json(value: Any) -> None:
-    """`value` as indented JSON on standard output."""
+    """Print `value` as indented JSON."""
     click.echo(json.dumps(value, ensure_ascii=False, indent=2))

@@ -1,4 +1,4 @@
-"""`aijobs create-operator`, `operator-token` and `operator …`: who may use the console and the admin API."""
+"""`aijobs create-operator`, `operator-token` and `operator …`: the users of console and admin API."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _password_option = click.option(
 
 
 def _write(work: Callable[[Session, AuditTrail], T]) -> T:
-    """Do `work` in one transaction, with a trail for its audit rows."""
+    """Run `work` in one transaction, with an audit trail."""
     with open_database(load_settings()) as database:
         trail = AuditTrail(database, DatabaseClock(), shell_actor())
         return database.write(lambda session: work(session, trail))
@@ -51,7 +51,7 @@ def _write(work: Callable[[Session, AuditTrail], T]) -> T:
 @click.option("--role", type=click.Choice(ROLES), default=OPERATOR, show_default=True)
 @_password_option
 def create_operator(username: str, role: str, password_stdin: bool) -> None:
-    """Make an operator who can sign in to the console.
+    """Create an operator who can sign in to the console.
 
     VIEWER reads; OPERATOR also retries and cancels; SUPER_ADMIN also sees internal errors and reveals content.
     """
@@ -82,7 +82,7 @@ def _read_password(from_stdin: bool) -> str:
 @click.option("--label", default="command line", show_default=True, help="What it is for, as lists show it.")
 @click.option("--days", type=click.IntRange(1, 3650), default=90, show_default=True, help="How long it lasts.")
 def operator_token(username: str, label: str, days: int) -> None:
-    """Print a new token of an operator for the admin API. It is shown this once: only its digest is kept."""
+    """Print a new token of an operator for the admin API. It is shown only now, because only its digest is stored."""
     if fault := line_fault(label, LONGEST_LABEL):
         raise Failure(f"the label {fault}", BAD_INPUT)
     token, digest = make_operator_token()
@@ -96,13 +96,13 @@ def operator_token(username: str, label: str, days: int) -> None:
 
 @click.group()
 def operator() -> None:
-    """Operators who are there already."""
+    """Existing operators."""
 
 
 @operator.command()
 @click.argument("username")
 def disable(username: str) -> None:
-    """Keep an operator out: sessions end and tokens are worthless from this moment."""
+    """Disable an operator: sessions end and tokens stop working at once."""
     changed = _write(lambda session, trail: operators.set_active(session, trail, username, False))
     click.echo(f"{username} is disabled" + ("." if changed else " already."))
 
@@ -110,7 +110,7 @@ def disable(username: str) -> None:
 @operator.command()
 @click.argument("username")
 def enable(username: str) -> None:
-    """Let a disabled operator in again. Tokens that were not revoked are good again too."""
+    """Enable a disabled operator. Tokens that weren't revoked work again."""
     changed = _write(lambda session, trail: operators.set_active(session, trail, username, True))
     click.echo(f"{username} is enabled" + ("." if changed else " already."))
 
@@ -119,7 +119,7 @@ def enable(username: str) -> None:
 @click.argument("username")
 @_password_option
 def password(username: str, password_stdin: bool) -> None:
-    """Give an operator a new password, which ends all sessions."""
+    """Set a new password of an operator, which ends all sessions."""
     hashed = hash_password(_read_password(password_stdin))
     _write(lambda session, trail: operators.set_password(session, trail, username, hashed))
     click.echo(f"{username} has a new password; older sessions have ended.")
@@ -154,7 +154,7 @@ def revoke_session(username: str, session_id: str | None, every: bool) -> None:
 
 @dataclass(frozen=True)
 class TokenLine:
-    """A token as it is listed; its text is nowhere."""
+    """A token in the list, without its text."""
 
     id: str
     label: str
@@ -166,7 +166,7 @@ class TokenLine:
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """An operator as he is listed."""
+    """An operator in the list."""
 
     username: str
     role: str
@@ -180,7 +180,7 @@ class OperatorLine:
 @operator.command("list")
 @json_option
 def list_operators(as_json: bool) -> None:
-    """List the operators, their tokens and where they are signed in."""
+    """List the operators, their tokens and their sessions."""
     settings = load_settings()
     with open_database(settings) as database, database.read() as session:
         lines = _lines(session, SessionRules(settings, DatabaseClock()))

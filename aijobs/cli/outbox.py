@@ -18,7 +18,7 @@ def outbox() -> None:
 @click.argument("event_id", metavar="ID")
 @json_option
 def requeue(event_id: str, as_json: bool) -> None:
-    """Deliver a dead end event again. (The job of a dead enqueue event has failed: retry the job instead.)"""
+    """Send a dead end event again. (The job of a dead enqueue event has failed: retry the job instead.)"""
     with open_services() as services:
         event = Operating(services, shell_actor()).requeue(event_id)
     if as_json:

@@ -24,10 +24,10 @@ def providers() -> None:
 @click.option("--all-models", is_flag=True, help="Also those that no route names.")
 @json_option
 def check(all_models: bool, as_json: bool) -> int:
-    """Call each provider once for each model in use, with a few tokens, and say what works; exit code 1 where one
+    """Call each provider once for each model in use, with a few tokens, and print what works. Exit code 1 if one
     doesn't.
 
-    No job is made and nothing is written. Needs neither database nor broker.
+    It creates no job and writes nothing. Needs neither database nor broker.
     """
     settings = load_settings()
     catalogue = load_catalogue(settings)

@@ -1,4 +1,4 @@
-"""A web process with workers behind it, for commands that need one for a while: our own, or that of `aijobs up`."""
+"""A web process with workers, for commands that need one for a while: our own, or that of `aijobs up`."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from aijobs.local.station import AlreadyUp, Station, StopRequests, answers
 from aijobs.settings import IN_CHECKOUT, Settings
 
 START_COMMAND = "make run" if IN_CHECKOUT else "aijobs up"
-"""What starts everything: in a checkout `aijobs` is seldom on the PATH, and an installed wheel has no Makefile."""
+"""The command that starts everything. In a checkout `aijobs` is seldom on the PATH, and a wheel has no Makefile."""
 
 
 class Served(NamedTuple):
-    """A web process that answers."""
+    """A running web process."""
 
     url: str
     look_after: Callable[[], None]
-    """Keeps it alive: call it a few times a second."""
+    """Keeps it running. Call it a few times a second."""
     stays: bool
     """Whether it runs on afterwards."""
 
     def console(self, path: str = "") -> str:
-        """Where to see it in the console: an address if it stays, otherwise how to get one."""
+        """Return where to see it in the console: a URL if it stays, otherwise how to get one."""
         if self.stays:
             return f"{self.url}/console/{path}"
         return f"/console/{path} at the address that `{START_COMMAND}` prints"
 
 
 def _nothing_to_look_after() -> None:
-    """The station is another process's."""
+    """Do nothing: another process keeps it running."""
 
 
 @contextmanager
 def served(settings: Settings, stop: StopRequests, terminal: Terminal) -> Iterator[Served]:
-    """Start everything, or use what `aijobs up` runs. What was started here ends here.
+    """Start everything, or use what `aijobs up` runs. What was started here is stopped here.
 
-    `AlreadyUp` where `aijobs up` holds the instance and doesn't answer (yet).
+    `AlreadyUp` if `aijobs up` holds the instance and doesn't answer (yet).
     """
     station = Station(settings, stop, terminal.say, port=0)
     try:

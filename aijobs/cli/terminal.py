@@ -1,4 +1,4 @@
-"""Text on a terminal: its width in cells, wrapped without breaking a word or starting a line with a comma."""
+"""Text on a terminal: its width in cells, and wrapping without a comma at the start of a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDEST = 100
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal `text` takes: two for each wide character, none for a combining one."""
+    """Return the width of `text` in cells of a terminal: two for each wide character, none for a combining one."""
     return sum(_cells_of(character) for character in text)
 
 
@@ -28,9 +28,9 @@ def _cells_of(character: str) -> int:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width` cells; Chinese breaks between characters, English between words.
+    """Return `text` in lines of at most `width` cells. Chinese breaks between characters, English between words.
 
-    Where a word alone is wider than a line, it is broken.
+    A word that is wider than a line is broken.
     """
     lines: list[str] = []
     line = ""
@@ -50,7 +50,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _units(text: str) -> list[tuple[bool, str]]:
-    """What may not be broken, each with whether a space stands before it."""
+    """Divide a text into unbreakable units, each with whether a space stands before it."""
     units: list[tuple[bool, str]] = []
     space = False
     for character in text:
@@ -71,7 +71,7 @@ def _units(text: str) -> list[tuple[bool, str]]:
 
 
 def _head(text: str, width: int) -> str:
-    """As much of the start of `text` as fits, and one character at least."""
+    """Return as much of the start of `text` as fits, at least one character."""
     taken = 0
     for index, character in enumerate(text):
         taken += _cells_of(character)
@@ -81,7 +81,7 @@ def _head(text: str, width: int) -> str:
 
 
 class Terminal:
-    """Where a command writes: colours and a moving line on a terminal, plain lines everywhere else."""
+    """The output of a command: colours and a moving line on a terminal, plain lines everywhere else."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -91,13 +91,13 @@ class Terminal:
         self.width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST) if self.is_terminal else 80
 
     def say(self, text: str = "") -> None:
-        """One line (or several), after whatever the moving line showed is gone."""
+        """Print one line or more, after removing the moving line."""
         self._clear()
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def progress(self, text: str) -> None:
-        """What goes on: the same line again on a terminal, a line of its own elsewhere."""
+        """Show progress: in the moving line on a terminal, as a new line elsewhere."""
         if not self.is_terminal:
             self.say(text)
             return
@@ -107,14 +107,14 @@ class Terminal:
         self._moving = True
 
     def paragraph(self, text: str, *, indent: str = "", first: str | None = None, **style: bool | str) -> None:
-        """`text` wrapped to the terminal, each line after `indent`; the first after `first` instead."""
+        """Print `text` wrapped to the terminal, each line after `indent`, the first one after `first` instead."""
         lines = wrap(text, max(self.width - cells(indent), 20))
         for number, line in enumerate(lines):
             lead = indent if number or first is None else first
             self.say(lead + self.style(line, **style))
 
     def style(self, text: str, **style: bool | str) -> str:
-        """`text` in a colour or weight (click.style's words), unless the output is to be plain."""
+        """Return `text` in a colour or weight (click.style's words), unless the output is plain."""
         return click.style(text, **style) if self.colours and style else text  # type: ignore[arg-type]
 
     def _clear(self) -> None:

@@ -1,4 +1,4 @@
-"""`aijobs token`: a user's token, as the learning app would issue it."""
+"""`aijobs token`: a user's token, like those that the learning app issues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_HOURS = 24 * 365
 
 
 def issue_user_token(settings: Settings, user_id: str, hours: float) -> str:
-    """A JWT (HS256) for `user_id` that the user API accepts for so many hours."""
+    """Return a JWT (HS256) for `user_id` that the user API accepts for so many hours."""
     now = utc_now()
     claims = {"sub": user_id, "iat": now, "exp": now + timedelta(hours=hours)}
     if settings.jwt_audience:
@@ -35,7 +35,7 @@ def issue_user_token(settings: Settings, user_id: str, hours: float) -> str:
     help="How long it lasts.",
 )
 def token(user_id: str, hours: float) -> None:
-    """Print a token of a user for the user API. A convenience for development: in production the app issues them."""
+    """Print a token of a user for the user API. For development: in production the learning app issues them."""
     fault = identifier_fault(user_id)
     if fault is not None:
         raise Failure(f"--user: {fault}", BAD_INPUT)

@@ -1,4 +1,4 @@
-"""`aijobs up`: everything on this machine, until Ctrl-C."""
+"""`aijobs up`: run everything on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _NOTES = {
 def up() -> None:
     """Run everything on this machine until Ctrl-C: broker, web, workers, console.
 
-    Without settings it needs nothing else: SQLite and an embedded broker, with their files in one folder, which it
-    prints. With AIJOBS_DATABASE_URL and AIJOBS_REDIS_URL it uses those. The port is AIJOBS_PORT, or the next free one
-    above 8000.
+    Without settings it needs nothing else: it uses SQLite and an embedded broker, with their files in one folder, which
+    it prints. With AIJOBS_DATABASE_URL and AIJOBS_REDIS_URL it uses those. The port is AIJOBS_PORT, or the next free
+    one above 8000.
     """
     settings = Settings.load()
     logs.configure("ERROR")
@@ -87,9 +87,9 @@ def _welcome(terminal: Terminal, settings: Settings, url: str) -> None:
 
 
 def ensure_first_operator(database: Database, settings: Settings) -> str:
-    """How to sign in, in one line. Where there is no operator yet, the first is made with a random password.
+    """Return how to sign in, in one line. Without operators, the first one is created with a random password.
 
-    The password is kept in `instance/`, readable by the owner alone, so that it can be told again.
+    The password is kept in `instance/`, readable by its owner alone, so that it can be shown again.
     """
     path = settings.instance_path / FIRST_OPERATOR_FILE
     made: list[str] = []
@@ -122,7 +122,9 @@ def _kept_password(path: Path) -> str | None:
 
 
 def curl_line(url: str, token: str) -> str:
-    """One line for a shell: asks for flashcards, waits until the job is final, and shows it and its cards."""
+    """Return one line for a shell that asks for flashcards, waits until the job is final, and shows it with
+    its cards.
+    """
     body = shlex.quote(json.dumps(_NOTES, ensure_ascii=False))
     return (
         f"""A={shlex.quote(f"Authorization: Bearer {token}")}; U={url}; """
@@ -135,7 +137,7 @@ def curl_line(url: str, token: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """`path` as one would type it here."""
+    """Return `path` relative to the current folder, if it is below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Operators, tokens and sessions: made, disabled and enabled, given a new password, revoked. Each with its audit row.
+"""Create, disable and enable operators, set passwords, revoke tokens and sessions. Each with its audit row.
 
-The row and what it tells of are one transaction. The functions are given the session; those that change an operator
-who isn't there raise `NoSuchOperator`.
+The change and its audit row are one transaction, in the caller's session. Changes raise `NoSuchOperator` for an unknown
+operator.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class NoSuchOperator(AijobsError):
 
 
 def username_fault(text: str) -> str | None:
-    """Why nobody can be called so, or None."""
+    """Return why a username is invalid, or None."""
     return line_fault(text, LONGEST_USERNAME)
 
 
 def find_operator(session: Session, username: str) -> Operator | None:
-    """The operator of that name; what can be nobody's name is not looked up."""
+    """Return the operator of that name. An invalid name is not looked up."""
     return None if username_fault(username) else session.scalar(select(Operator).where(Operator.username == username))
 
 
 def get_operator(session: Session, username: str) -> Operator:
-    """The operator of that name; `NoSuchOperator`."""
+    """Return the operator of that name; `NoSuchOperator`."""
     operator = find_operator(session, username)
     if operator is None:
         raise NoSuchOperator(f"there is no operator {username!r}")
@@ -47,7 +47,7 @@ def get_operator(session: Session, username: str) -> Operator:
 
 
 def create_operator(session: Session, trail: AuditTrail, username: str, password_hash: str, role: str) -> Operator:
-    """Insert an operator. `IntegrityError` where the name is taken."""
+    """Insert an operator. `IntegrityError` if the name is taken."""
     operator = Operator(username=username, password_hash=password_hash, role=role, created_at=utc_now())
     operator.active = True
     session.add(operator)
@@ -57,9 +57,9 @@ def create_operator(session: Session, trail: AuditTrail, username: str, password
 
 
 def set_active(session: Session, trail: AuditTrail, username: str, active: bool) -> bool:
-    """Disable an operator, which ends sessions and makes tokens worthless at once, or enable one; whether it changed.
+    """Disable or enable an operator, and return whether it changed. Disabling ends sessions and tokens at once.
 
-    Tokens that weren't revoked are good again when their operator is enabled; sessions are not.
+    Tokens that weren't revoked work again when the operator is enabled; sessions don't.
     """
     operator = get_operator(session, username)
     if operator.active == active:
@@ -74,7 +74,7 @@ def set_active(session: Session, trail: AuditTrail, username: str, active: bool)
 
 
 def set_password(session: Session, trail: AuditTrail, username: str, password_hash: str) -> None:
-    """A new password, which ends the sessions that were begun with the old one. Tokens stay."""
+    """Set a new password, which ends all sessions. Tokens stay."""
     operator = get_operator(session, username)
     operator.password_hash = password_hash
     revoke_all(session, operator, utc_now())
@@ -84,7 +84,7 @@ def set_password(session: Session, trail: AuditTrail, username: str, password_ha
 def add_token(
     session: Session, trail: AuditTrail, username: str, digest: str, label: str, expires_at: datetime
 ) -> OperatorToken:
-    """Insert a token of an operator, of which the digest alone is kept. `NoSuchOperator` for a disabled one too."""
+    """Insert a token of an operator; only its digest is stored. `NoSuchOperator` for a disabled one too."""
     operator = get_operator(session, username)
     if not operator.active:
         raise NoSuchOperator(f"operator {username!r} is disabled")
@@ -99,9 +99,9 @@ def add_token(
 
 
 def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: str | None) -> int:
-    """Revoke one token of an operator, or (None) all; how many were good until now.
+    """Revoke one token of an operator, or (None) all. Return how many weren't revoked until now.
 
-    `NoSuchOperator` where the operator has no such token.
+    `NoSuchOperator` if the operator has no such token.
     """
     operator = get_operator(session, username)
     tokens = session.scalars(select(OperatorToken).where(OperatorToken.operator_id == operator.id)).all()
@@ -119,9 +119,9 @@ def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: 
 def revoke_operator_sessions(
     session: Session, trail: AuditTrail, clock: Clock, username: str, session_id: str | None
 ) -> int:
-    """Revoke one session of an operator, or (None) all; return how many weren't revoked until now.
+    """Revoke one session of an operator, or (None) all. Return how many weren't revoked until now.
 
-    `NoSuchOperator` where the operator has no such session.
+    `NoSuchOperator` if the operator has no such session.
     """
     operator = get_operator(session, username)
     if session_id is None:

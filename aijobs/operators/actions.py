@@ -1,7 +1,6 @@
-"""What operators do to jobs and events: each action with its row in the audit log, in one shape.
+"""The actions of operators on jobs and events, each with its row in the audit log.
 
-Console, API and command line call these and nothing else; only who acts and what is shown afterwards is theirs.
-Rights are checked before, where the request is.
+Console, API and command line call only these. They check rights before, and show the result.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """A job before a cancel was asked for, and after."""
+    """A job before a cancel was requested, and after."""
 
     before: JobRow
     after: JobRow
 
 
 class Operating:
-    """The actions of one actor. `JOB_NOT_FOUND` and `NOT_FOUND` leave no row: there was nothing to act on."""
+    """The actions of one actor. `JOB_NOT_FOUND` and `NOT_FOUND` leave no audit row."""
 
     def __init__(self, services: Services, actor: Actor) -> None:
         self._services, self._actor = services, actor
@@ -43,7 +42,7 @@ class Operating:
         return made
 
     def cancel(self, job_id: str, reason: str | None = None) -> Cancelled:
-        """Ask for a job to be cancelled; see `AiJobService.cancel`."""
+        """Request the cancel of a job; see `AiJobService.cancel`."""
         before = self._job(job_id)
         with self._trail.entry("job.cancel", JOB, job_id, reason=reason, before=_job_state(before)) as entry:
             self._services.jobs.cancel(job_id, self._actor.name)
@@ -52,7 +51,7 @@ class Operating:
         return Cancelled(before, after)
 
     def reveal(self, job_id: str, reason: str) -> Revealed:
-        """A job's input and output, and why somebody wanted to see them."""
+        """Return a job's input and output. The audit row has the reason."""
         before = self._job(job_id)
         with self._trail.entry("job.reveal", JOB, job_id, reason=reason, before=_job_state(before)) as entry:
             revealed = self._services.monitor.reveal(job_id)
@@ -74,7 +73,7 @@ class Operating:
         return after
 
     def close_breaker(self, provider: str, reason: str | None = None) -> BreakerState:
-        """Let calls go to a provider again that was left alone; `SERVICE_BUSY` while Redis is away."""
+        """Close a provider's breaker, so that calls go through again. `SERVICE_BUSY` while Redis is away."""
         before = self._services.monitor.get_breaker(provider)
         with self._trail.entry(
             "provider.close_breaker", PROVIDER, provider, reason=reason, before=_breaker_state(before)

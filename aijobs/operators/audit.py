@@ -1,4 +1,4 @@
-"""The audit log's writing side: who did what to what, why, before and after, when and from where. Knows no Flask."""
+"""Write the audit log: who did what to what, why, before and after, when and from where. Knows no Flask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ TARGET_TYPES = (JOB, OUTBOX_EVENT, LOGIN, OPERATOR, CREDENTIAL, PROVIDER)
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts. `name` stands in history too: `operator:{username}`, `cli:{account}` or `service`."""
+    """The actor of an action. Its `name` also stands in the history: `operator:{username}`, `cli:{account}` or
+    `service`.
+    """
 
     name: str
     operator_id: str | None = None
@@ -37,7 +39,7 @@ class Actor:
 
 
 class AuditEntry:
-    """The row of an action that goes on; set `after` to what came of it."""
+    """The row of a running action. Set `after` to its result."""
 
     def __init__(self, entry_id: str) -> None:
         self.id = entry_id
@@ -45,13 +47,13 @@ class AuditEntry:
 
 
 class AuditTrail:
-    """The rows of one actor."""
+    """Writes the rows of one actor."""
 
     def __init__(self, database: Database, clock: Clock, actor: Actor) -> None:
         self._database, self._clock, self._actor = database, clock, actor
 
     def row(self, action: str, target_type: str, target_id: str, **told: Any) -> AuditLog:
-        """A row for a transaction of the caller's; `told`: reason, before, after."""
+        """Return a row for the caller's transaction. `told`: reason, before, after."""
         return AuditLog(
             actor=self._actor.name,
             operator_id=self._actor.operator_id,
@@ -68,9 +70,9 @@ class AuditTrail:
     def entry(
         self, action: str, target_type: str, target_id: str, *, reason: str | None, before: Mapping[str, Any]
     ) -> Iterator[AuditEntry]:
-        """Do an action inside: its row is committed before it begins, so that none is without one.
+        """Run an action in the block. Its row is committed before, so that no action is without one.
 
-        What came of it is added at the end: the entry's `after`, or the code with which it was refused.
+        The result is added at the end: the entry's `after`, or the code of its refusal.
         """
         entry = AuditEntry(new_id())
 

@@ -1,4 +1,4 @@
-"""Who may do what."""
+"""The rights of each role."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ RIGHTS_OF: dict[str, frozenset[str]] = {
 
 
 def may(role: str, right: str) -> bool:
-    """Whether `role` has `right`; a role that nobody knows has none."""
+    """Return whether `role` has `right`. An unknown role has none."""
     return right in RIGHTS_OF.get(role, frozenset())

@@ -1,6 +1,6 @@
-"""Sessions of operators: begun, found by the key in the cookie, listed and revoked. Knows no Flask.
+"""Sessions of operators: begin, find by the cookie's key, list and revoke. Knows no Flask.
 
-The cookie holds a random key; the row holds its digest. The database's clock judges both ends of a session.
+The cookie holds a random key, the row its digest. The database's clock decides when a session ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aijobs.settings import Settings
 logger = get_logger(__name__)
 
 SEEN_EVERY = timedelta(minutes=1)
-"""`seen_at` is written at most this often."""
+"""Minimum time between two writes of `seen_at`."""
 
 REVOKE_SESSION = "operator.revoke_session"
 
@@ -43,18 +43,18 @@ _LISTED = (
 
 
 class Ended(StrEnum):
-    """Why a session is no longer good."""
+    """Why a session has ended."""
 
     REVOKED = "revoked"
     IDLE = "idle"
     EXPIRED = "expired"
     UNKNOWN = "unknown"
-    """There is no such session, or no longer: its row was deleted."""
+    """There is no such session, or its row was deleted."""
 
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A session as lists show it."""
+    """A session for lists."""
 
     id: str
     username: str
@@ -159,7 +159,7 @@ class OperatorSessions:
         use = update(OperatorSession).where(OperatorSession.id == session_id).values(seen_at=self._rules.clock.now())
         try:
             self._database.write(lambda session: session.execute(use), tries=1)
-        except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
+        except SQLAlchemyError as error:  # An exhausted pool raises no DBAPIError.
             logger.warning("operator.session_use_unnoted", error=type(error).__name__)
 
 

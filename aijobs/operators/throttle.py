@@ -1,4 +1,4 @@
-"""Wrong passwords: counted in the audit log, so that all web processes count the same, and slowed down."""
+"""Throttle wrong passwords. They are counted in the audit log, which all web processes share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from aijobs.operators.models import AuditLog, Operator
 WINDOW = timedelta(minutes=5)
 PER_USER_AND_ADDRESS = 5
 PER_USER = 50
-"""From anywhere: a guess by many machines. Much higher, so that nobody can easily lock an operator out."""
+"""Limit for all addresses together, against guesses by many machines. Much higher, so that nobody can easily lock an
+operator out.
+"""
 PER_ADDRESS = 30
 
 FAILED = "login_failed"
@@ -30,27 +32,27 @@ class LoginAttempts:
 
     def __init__(self, database: Database, clock: Clock, known: str | None, typed: str, address: str | None) -> None:
         self._database, self._clock = database, clock
-        # People type passwords into the wrong field: what is nobody's name is kept as a digest.
+        # People type passwords into the wrong field, so an invalid name is stored as a digest.
         digest = hashlib.sha256(typed.encode("utf-8", "surrogatepass")).hexdigest()[:24]
         self._name = known if known is not None else f"?{digest}"
         self._address = address or "unknown"
 
     def check(self) -> None:
-        """`RATE_LIMITED` where there were too many wrong passwords within the last minutes."""
+        """Raise `RATE_LIMITED` after too many wrong passwords within the last minutes."""
         with self._database.read() as session:
             here = self._count_of_name(session, PER_USER_AND_ADDRESS, AuditLog.remote_addr == self._address)
             anywhere = self._count_of_name(session, PER_USER)
-            # No index on the address is needed: what is this young is little, and found by its time.
+            # The address needs no index: few rows are this young, and they are found by time.
             address = self._count(session, PER_ADDRESS, AuditLog.remote_addr == self._address)
         if here >= PER_USER_AND_ADDRESS or anywhere >= PER_USER or address >= PER_ADDRESS:
             raise ApiError("RATE_LIMITED", retry_after=WINDOW)
 
     def record_failure(self) -> None:
-        """One more wrong password."""
+        """Record a wrong password."""
         self._database.write(lambda session: session.add(self._row(FAILED)))
 
     def record_success(self, operator_id: str) -> None:
-        """The operator came in; the wrong passwords before it count no more."""
+        """Record a sign-in. The wrong passwords before it don't count any more."""
 
         def work(session: Session) -> None:
             row = self._row(SUCCEEDED)
@@ -73,14 +75,14 @@ class LoginAttempts:
         )
 
     def _count_of_name(self, session: Session, enough: int, *where_from: ColumnElement[bool]) -> int:
-        """Wrong passwords for this name since its last right one, at most `enough`."""
+        """Return the number of wrong passwords for this name since its last right one, at most `enough`."""
         mine = (AuditLog.target_type == LOGIN, AuditLog.target_id == self._name, *where_from)
         young = AuditLog.at > self._clock.now(-WINDOW)
         last_right = select(func.max(AuditLog.at)).where(*mine, young, AuditLog.action == SUCCEEDED).scalar_subquery()
         return self._count(session, enough, *mine, AuditLog.at > func.coalesce(last_right, self._clock.now(-WINDOW)))
 
     def _count(self, session: Session, enough: int, *which: ColumnElement[bool]) -> int:
-        """Wrong passwords within the last minutes, at most `enough`."""
+        """Return the number of wrong passwords within the last minutes, at most `enough`."""
         young = AuditLog.at > self._clock.now(-WINDOW)
         count = capped_count(AuditLog, AuditLog.action == FAILED, young, *which, cap=enough)
         return int(session.execute(select(count)).scalar_one())
