@@ -1,4 +1,4 @@
-"""Flashcards: how a learner asks for them, and how they are read again."""
+"""Flashcards: create jobs for them, and read the cards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES, MODEL = "rules", "model"
 
 @dataclass(frozen=True)
 class Evidence(Answer):
-    """A quote that stands in segment `sid` of the notes, from character `start` to `end`."""
+    """A quote in segment `sid` of the notes, from character `start` to `end`."""
 
     sid: str
     quote: str
@@ -46,7 +46,7 @@ class CardSource(Answer):
 
 @dataclass(frozen=True)
 class Card(Answer):
-    """A flashcard. What its type has no use for is left out of the answer."""
+    """A flashcard. Fields that its type doesn't use are left out of the answer."""
 
     schema_name = "Flashcard"
 
@@ -66,16 +66,16 @@ class Card(Answer):
 
 @dataclass(frozen=True)
 class FlashcardSet:
-    """What came of a job: the newest job of its chain, and its cards."""
+    """The newest job of a chain, and its cards."""
 
     job: AiJob
     cards: list[Card]
     made_by: str | None
-    """`rules` (from the learner's own text, by no AI model) or `model`; None where nobody answered yet."""
+    """`rules` (from the learner's own text, without a model) or `model`; None if there is no answer yet."""
 
 
 class FlashcardService:
-    """What the learning app may ask for."""
+    """Flashcards for the learning app."""
 
     def __init__(self, database: Database, jobs: AiJobService) -> None:
         self._database, self._jobs = database, jobs
@@ -87,10 +87,10 @@ class FlashcardService:
         idempotency_key: str | None = None,
         job_type: str = FLASHCARD_GENERATION,
     ) -> CreatedJob:
-        """Ask for cards from the notes in `body` (`lang`, `source`, `segments`, `options`), on the user's own key where
-        it names one (`credentialId`). `job_type` is another type that makes flashcards from notes.
+        """Create a job for cards from the notes in `body` (`lang`, `source`, `segments`, `options`), on the user's own
+        key if it names one (`credentialId`). `job_type`: another type that makes flashcards from notes.
 
-        Raises what `AiJobService.create_job` raises.
+        Raises the errors of `AiJobService.create_job`.
         """
         notes, overrides = take_credential(body)
         source = notes.get("source")
@@ -99,7 +99,7 @@ class FlashcardService:
             user_id=user_id,
             job_type=job_type,
             target_type=TARGET_TYPE,
-            # What isn't a text is named by the input's schema, as `source.id`.
+            # The input's schema names a wrong type, as `source.id`.
             target_id=note if isinstance(note, str) else "-",
             input=notes,
             idempotency_key=idempotency_key,
@@ -111,16 +111,16 @@ class FlashcardService:
             raise refused.renamed({"targetId": "source.id"}) from None
 
     def find(self, user_id: str, job_id: str, job_type: str = FLASHCARD_GENERATION) -> FlashcardSet:
-        """The newest job of the chain that `job_id` is part of, its cards, and by what they were made.
+        """Return the newest job of the chain of `job_id`, its cards, and what made them.
 
-        JOB_NOT_FOUND for no job, somebody else's, and one of another type.
+        JOB_NOT_FOUND for no job, another user's, and one of another type.
         """
         with self._database.read() as session:
             job = session.get(AiJob, job_id)
             if job is None or job.user_id != user_id or job.job_type != job_type:
                 raise ApiError("JOB_NOT_FOUND")
             newest = newest_of_chain(session, job.root_id)
-            if newest is None:  # Its retention was over in this very moment.
+            if newest is None:  # Retention has just deleted it.
                 raise ApiError("JOB_NOT_FOUND")
             cards = session.execute(
                 select(Flashcard).where(Flashcard.job_id == newest.id).order_by(Flashcard.ordinal)
@@ -129,7 +129,7 @@ class FlashcardService:
 
 
 def _made_by(session: Session, root_id: str) -> str | None:
-    """By what the chain's last answer was made: a retry may have inherited it."""
+    """Return what made the chain's last answer: a retry may have inherited it."""
     provider = session.execute(
         select(AiUsageLog.provider)
         .join(AiJob, AiJob.id == AiUsageLog.job_id)
@@ -143,9 +143,9 @@ def _made_by(session: Session, root_id: str) -> str | None:
 
 
 def take_credential(body: Mapping[str, Any]) -> tuple[dict[str, Any], Overrides]:
-    """The body without `credentialId`, and whose key its job runs on.
+    """Return the body without `credentialId`, and the override for the key.
 
-    Whether it is an id, and of whose credential, `AiJobService.create_job` looks at, behind the idempotency key.
+    `AiJobService.create_job` checks the id and its owner, after the idempotency key.
     """
     rest = dict(body)
     if "credentialId" not in rest:

@@ -1,7 +1,6 @@
-"""Is what an answer says in the learner's notes? Finding quotes, whatever their width, case, quotes and white
-space.
+"""Find an answer's quotes in the learner's notes, whatever their width, case, quotation marks and white space.
 
-Shared by all job types whose items carry `evidence [{sid, quote}]`.
+Shared by all job types whose items have `evidence [{sid, quote}]`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 from aijobs.ai.output import BIDI_OVERRIDES
 
 MIN_QUOTE = 4
-"""Folded characters below which a quote proves nothing; an ideograph counts as two."""
+"""Minimum length of a quote in folded characters; an ideograph counts as two."""
 
 _SINGLE_QUOTES = "‘’‚‛′´`"
 _DOUBLE_QUOTES = "“”„‟″«»「」『』〝〞"
@@ -31,21 +30,23 @@ _WORD = re.compile(r"[^\W\d_\u3400-\u9fff]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a quote stands: `text[start:end]` of the segment, verbatim."""
+    """The place of a quote: `text[start:end]` of the segment, verbatim."""
 
     start: int
     end: int
 
 
 def fold(text: str) -> str:
-    """`text` as it is compared: compatibility forms, case, quotes, dashes and white space made alike."""
+    """Return the text for comparison, with compatibility forms, case, quotation marks, dashes and white space made
+    equal.
+    """
     return "".join(_fold_character(character) for character in text)
 
 
 @lru_cache(maxsize=16_384)
 def _fold_character(character: str) -> str:
-    # One character at a time, so that each folded one can be led back to its place. Decomposed forms, since
-    # composition would look at neighbours.
+    # One character at a time, so that each folded one has its place. Decomposed forms, because composition would look
+    # at neighbours.
     if character in _INVISIBLE or character.isspace():
         return ""
     alike = unicodedata.normalize("NFKD", character.translate(_FOLDS)).casefold().translate(_FOLDS)
@@ -53,7 +54,7 @@ def _fold_character(character: str) -> str:
 
 
 class FoldedText:
-    """A segment prepared for finding many quotes in it."""
+    """A segment, prepared for the search for many quotes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -68,9 +69,7 @@ class FoldedText:
         self._origins = origins
 
     def locate(self, quote: str) -> Place | None:
-        """The first place where `quote` stands, or None; also None for a quote too short to prove
-        anything.
-        """
+        """Return the first place of `quote`; None if there is none, or if the quote is too short."""
         wanted = fold(quote)
         if len(wanted) + len(_IDEOGRAPH.findall(wanted)) < MIN_QUOTE:
             return None
@@ -81,7 +80,7 @@ class FoldedText:
         return Place(self._origins[at], end)
 
     def slice(self, place: Place) -> str:
-        """The verbatim text of a place."""
+        """Return the verbatim text of a place."""
         return self.text[place.start : place.end]
 
 
@@ -98,15 +97,15 @@ def _ends_of_characters(text: str) -> list[int]:
 
 
 def fold_segments(segments: Sequence[Mapping[str, str]]) -> dict[str, FoldedText]:
-    """The segments of an input by their `sid`."""
+    """Return the segments of an input by their `sid`."""
     return {segment["sid"]: FoldedText(segment["text"]) for segment in segments}
 
 
 def script_of(text: str) -> str | None:
-    """`zh`, `en` (any Latin-like script), or None where there is too little text to tell.
+    """Return `zh`, `en` (any Latin-like script), or None if there is too little text.
 
-    An ideograph weighs as much as a word: Chinese about ATP is Chinese, and English that names a Chinese word
-    is English.
+    An ideograph counts as much as a word: Chinese about ATP is Chinese, and English that names a Chinese word is
+    English.
     """
     ideographs = len(_IDEOGRAPH.findall(text))
     words = len(_WORD.findall(text))

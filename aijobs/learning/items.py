@@ -1,6 +1,4 @@
-"""Rules that the items of every job type's answer share: what may be shown, what repeats, how many must
-remain.
-"""
+"""Rules for the items of all job types: what may be shown, what repeats, how many must remain."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from aijobs.errors import JobError
 from aijobs.learning.grounding import fold
 
 KEPT_SHARE = 0.6
-"""The part of the items asked for that has to pass the checks."""
+"""Minimum part of the requested items that must pass the checks."""
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ def text_fault(text: str, limit: int) -> str | None:
 
 
 class Questions:
-    """The questions of the items that are kept, to find repetitions. Each text is read once, however many there are."""
+    """The questions of the kept items, to find repetitions. Each text is read once, however many there are."""
 
     def __init__(self) -> None:
         self._kept: list[frozenset[str]] = []
@@ -59,7 +57,7 @@ def _are_alike(mine: frozenset[str], theirs: frozenset[str]) -> bool:
     if mine == theirs:
         return True
     if min(len(mine), len(theirs)) < max(_SHORT, _ALIKE * max(len(mine), len(theirs))):
-        return False  # Sets of such different sizes share too little, whatever is in them.
+        return False  # Sets of such different sizes share too little, whatever they hold.
     shared = len(mine & theirs)
     if shared < _ALIKE * (len(mine) + len(theirs) - shared):
         return False
@@ -75,7 +73,7 @@ def _features(text: str) -> frozenset[str]:
 
 
 def shuffled(items: Sequence[T], job_id: str) -> list[T]:
-    """`items` in an order that tells nothing and is the same each time: by the hash of job and index."""
+    """Return `items` in a stable order that reveals nothing: by the hash of job and index."""
 
     def place(index: int) -> bytes:
         return hashlib.sha256(f"{job_id}:{index}".encode()).digest()

@@ -1,6 +1,4 @@
-"""Learner's notes as job input: the shape that all generating job types share, and how a plain text gets into
-it.
-"""
+"""Learner's notes as job input: their schema, and the conversion from plain text."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _PARAGRAPH_BREAK = re.compile(r"(?>\r\n|[\n\r\f\u2029])(?:[^\S\n\r\f]*(?>\r\n|[\
 
 
 class NotesError(AijobsError):
-    """A text that can't become notes; the message is one line for the person who gave it."""
+    """The text can't become notes. The message is one line for the person who gave it."""
 
 
 def _no_nul(text: str) -> str:
@@ -46,7 +44,7 @@ Line = Annotated[str, AfterValidator(_one_line)]
 
 
 class Source(BaseModel):
-    """Where the notes come from, in the learning app's words."""
+    """The origin of the notes, in the learning app's words."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,7 +53,7 @@ class Source(BaseModel):
 
 
 class Segment(BaseModel):
-    """A piece of the notes, by an id that evidence can name."""
+    """A piece of the notes, with an id for evidence."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -64,7 +62,7 @@ class Segment(BaseModel):
 
 
 class NotesInput(BaseModel):
-    """The input that job types over notes have in common; each adds its own `options`."""
+    """The input that all job types over notes share; each adds its `options`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -84,10 +82,10 @@ class NotesInput(BaseModel):
 
 
 def notes_from_text(text: str, title: str, source_id: str) -> dict[str, Any]:
-    """`lang`, `source` and `segments` of a job's input for a plain text: its paragraphs, as `p1`, `p2`, ….
+    """Return `lang`, `source` and `segments` of a job's input for a plain text: its paragraphs, as `p1`, `p2`, ….
 
-    A heading stays with the paragraph below it, and beyond `MAX_SEGMENTS` neighbours are put together. Raises
-    `NotesError` for a text that is empty, too long, or holds NUL characters.
+    A heading stays with the paragraph below it, and beyond `MAX_SEGMENTS` neighbours are joined. `NotesError` for a
+    text that is empty, too long, or holds NUL characters.
     """
     text = text.lstrip("\ufeff")
     if "\x00" in text:
@@ -105,7 +103,7 @@ def notes_from_text(text: str, title: str, source_id: str) -> dict[str, Any]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Stretches of `text` between blank lines, verbatim; a short first line of its own waits for what it
+    """Return the parts of `text` between blank lines, verbatim. A short first line is joined with the part that it
     heads.
     """
     bounds, begin = [], 0

@@ -1,4 +1,4 @@
-"""Retry chains: a retry is a new job, so whether the work is done is told by the newest job of the chain."""
+"""Retry chains. A retry is a new job, so the newest job of a chain shows whether the work is done."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aijobs.jobs.models import AiJob
 from aijobs.monitor.views import ChainLink
 
 LONGEST = 1000
-"""Links that are read of one page's chains together; far beyond what people retry."""
+"""Maximum jobs that are read for the chains of one page, far more than people retry."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The jobs of one root, the first one first. A parent has one child at most, so a chain is a line."""
+    """The jobs of one root, oldest first. A parent has at most one child, so a chain is a line."""
 
     links: tuple[ChainLink, ...]
 
@@ -26,12 +26,12 @@ class Chain:
         return self.links[-1]
 
     def child_of(self, job_id: str) -> str | None:
-        """The job whose parent `job_id` is, or None."""
+        """Return the job whose parent is `job_id`, or None."""
         return next((link.id for link in self.links if link.parent_job_id == job_id), None)
 
 
 def find_chains(session: Session, root_ids: Collection[str]) -> dict[str, Chain]:
-    """The chains of these roots, by root id, in one statement."""
+    """Return the chains of these roots by root id, in one statement."""
     if not root_ids:
         return {}
     columns = [getattr(AiJob, field.name) for field in fields(ChainLink)]
@@ -43,10 +43,10 @@ def find_chains(session: Session, root_ids: Collection[str]) -> dict[str, Chain]
 
 
 def _in_order(links: Sequence[ChainLink]) -> tuple[ChainLink, ...]:
-    """Return the links of one chain, the first one first."""
+    """Return the links of one chain, oldest first."""
     by_parent = {link.parent_job_id: link for link in links}
     ids = {link.id for link in links}
-    # The parent of the first link may be deleted, or may not have been read.
+    # The parent of the first link may be deleted, or not among the links.
     link = next((each for each in links if each.parent_job_id not in ids), None)
     ordered: list[ChainLink] = []
     while link is not None and len(ordered) < len(links):

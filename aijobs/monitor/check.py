@@ -1,6 +1,6 @@
-"""Holds a database against the promises: each rule is one statement that names the jobs which break it.
+"""Check a database against the promises: each rule is one statement that returns the jobs that break it.
 
-Runs on a live database at any time: a statement sees one instant, and what is allowed to take a while is given it.
+It may run on a live database at any time: a statement has one snapshot, and slow steps get the time they may take.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from aijobs.queues.message import OutgoingMessage
 
 PAGE = 500
 MOST_ROWS, MOST_JOBS = 50_000, 10_001
-"""How much of one rule's answer is read, and how many jobs of it are counted: that many say that it is bad enough."""
+"""Maximum rows that are read for one rule, and maximum jobs that are counted."""
 MOST_LOOKS = 20
-"""How often is looked again at what gets less, before what is left counts as broken."""
+"""Maximum repeats of a look at findings that become fewer, before the rest counts as broken."""
 
 LOST_MESSAGE = "has long been due, and the broker does not hold its message"
 _LOOKED_FOR = (*((rule.promise, rule.what) for rule in RULES), (5, LOST_MESSAGE))
@@ -38,20 +38,20 @@ T = TypeVar("T")
 
 
 class CheckedBroker(Protocol):
-    """What the check asks of the broker. `BrokerUnavailable` where it is away."""
+    """What the check asks of the broker. `BrokerUnavailable` while it is away."""
 
     def ping(self) -> None:
-        """Whether it answers."""
+        """Raise unless the broker answers."""
         ...
 
     def find_missing(self, messages: Sequence[OutgoingMessage]) -> set[str]:
-        """The event ids of those messages that the broker does not hold."""
+        """Return the event ids of the messages that the broker doesn't hold."""
         ...
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that does not hold: which promise, in what way, and for which jobs (the first few, and how many)."""
+    """A broken rule: the promise, what is wrong, and the jobs (the first few, and their number)."""
 
     promise: int
     what: str
@@ -61,14 +61,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. `broker` says whether the broker could be asked: asked, away, not asked."""
+    """The result of a check. `broker`: asked, away, or not asked."""
 
     findings: tuple[Finding, ...]
     rules: int
     jobs: int
     broker: str
     left_out: tuple[str, ...]
-    """What was not looked for, as nothing can be said about it without the broker."""
+    """Rules that weren't checked, because they need the broker."""
     seconds: float
 
     @property
@@ -82,12 +82,12 @@ class Check:
     def __init__(
         self, database: Database, clock: Clock, broker: CheckedBroker | None, bounds: Bounds | None = None
     ) -> None:
-        """`broker` None: what the broker holds is not looked at."""
+        """Without `broker`, messages aren't checked."""
         self._database, self._clock, self._broker = database, clock, broker
         self._bounds = bounds or Bounds()
 
     def run(self, show: int = 20) -> Report:
-        """Every broken promise, with up to `show` job ids each."""
+        """Return every broken promise, with up to `show` job ids each."""
         watch = Stopwatch()
         with self._database.read() as session:
             jobs = session.execute(select(func.count()).select_from(AiJob)).scalar_one()
@@ -103,7 +103,7 @@ class Check:
         return Report(findings, len(broken), jobs, broker, left_out, watch.seconds)
 
     def find_broken(self, rule: Rule) -> list[str]:
-        """The ids of the jobs that break `rule`, each once, up to `MOST_JOBS`."""
+        """Return the ids of the jobs that break `rule`, each once, up to `MOST_JOBS`."""
         return self._ids(self.query(rule))
 
     def _ids(self, query: Select[str]) -> list[str]:
@@ -111,14 +111,15 @@ class Check:
             return list(dict.fromkeys(session.execute(query).scalars()))[:MOST_JOBS]
 
     def query(self, rule: Rule) -> Select[str]:
-        """The statement of `rule`."""
+        """Return the statement of `rule`."""
         return rule.broken(self._clock, self._bounds).limit(MOST_ROWS)
 
     def _undelivered(self) -> tuple[dict[str, list[str]], str]:
-        """What is on no way to a worker though it long should be, by what is wrong; and whether the broker was asked.
+        """Return the overdue jobs that no message or event leads to a worker, by what is wrong, and whether the broker
+        was asked.
 
-        A broker that is away is nobody's failure, and events wait for it: nothing is said about them then. It is asked
-        again after the look, as an outage may have begun meanwhile.
+        A broker that is away breaks no promise, because events wait for it: then nothing is reported. It is asked again
+        after the look, because an outage may have begun meanwhile.
         """
         if self._broker is None:
             return {UNSENT.what: sorted(self._stays(self._unsent))}, "not asked"
@@ -132,11 +133,11 @@ class Check:
         return {UNSENT.what: sorted(unsent), LOST_MESSAGE: sorted(job_id for job_id, _ in lost)}, "asked"
 
     def _stays(self, look: Callable[[set[T] | None], set[T]]) -> set[T]:
-        """What `look` finds, and again among that, until nobody works it off any more.
+        """Return what `look` finds, repeated until the findings become no fewer.
 
-        A message may be popped while it is looked for, and one that was lost a moment ago is not yet missed by the
-        re-drive; a queue that was just resumed has events that are long due, and so has a broker that just came back.
-        Somebody is at work where the next look finds less, and only what stays counts.
+        A message may be popped during the look; the re-drive may not have found a new loss yet; a resumed queue and a
+        broker that came back have overdue events. While each look finds less, somebody is at work, and only the rest
+        counts.
         """
         found = look(None)
         for _ in range(MOST_LOOKS):
@@ -150,16 +151,17 @@ class Check:
         return found
 
     def _unsent(self, among: set[str] | None) -> set[str]:
-        """Jobs whose event long waits to be sent; of all, or of those `among`."""
+        """Return the jobs with an overdue unsent event, of all or of `among`."""
         query = self.query(UNSENT)
         if among is None:
-            # As a dispatcher takes them: where there are more than are read, those are next that are looked at again.
+            # In the dispatcher's order, so that the next look reads those that it takes next.
             return set(self._ids(query.order_by(OutboxEvent.available_at, OutboxEvent.id)))
         return {job_id for ids in _pages(among) for job_id in self._ids(query.where(OutboxEvent.aggregate_id.in_(ids)))}
 
     def _missing(self, among: set[tuple[str, int]] | None) -> set[tuple[str, int]]:
-        """(job id, attempt) of jobs long due whose event went out and whose message is nowhere; of all, or of those
-        `among`."""
+        """Return (job id, attempt) of overdue jobs whose event was sent and whose message is missing, of all or of
+        `among`.
+        """
         missing: set[tuple[str, int]] = set()
         for jobs in self._overdue(None if among is None else {job_id for job_id, _ in among}):
             by_key = {enqueue_key(job, job.attempt_no + 1): job for job in jobs}

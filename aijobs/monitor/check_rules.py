@@ -1,4 +1,4 @@
-"""The ways in which a promise can be broken, each a query for the jobs that break it."""
+"""The rules of the check: each is a query for the jobs that break a promise in one way."""
 
 from __future__ import annotations
 
@@ -36,24 +36,23 @@ PROMISES = {
 
 
 SLACK = timedelta(minutes=1)
-"""For a pass that comes late, or has much to do."""
+"""Extra time for a pass that is late or busy."""
 SECOND_SLACK = timedelta(seconds=2)
-"""As much for the passes that come every few seconds."""
+"""The same for passes that run every few seconds."""
 BROKER_BACK = timedelta(seconds=15)
-"""The longest that a dispatcher leaves a broker alone which was away."""
+"""Maximum pause of a dispatcher after the broker was away."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long things may take before they count as broken: what is here fits the usual settings."""
+    """How long things may take before they count as broken. The defaults fit the default settings."""
 
     lease_lost: timedelta = timedelta(minutes=3)
     """From `lock_until` until a reaper must have taken the lease."""
     undelivered: timedelta = timedelta(minutes=3)
-    """From an event's due time or its claim until it must have been sent; from a job's due time until its message is
-    there."""
+    """From an event's due time or claim until it must be sent; from a job's due time until its message must exist."""
     redrive: timedelta = timedelta(seconds=12)
-    """From a message or an event that is missed until it must be there again: above the passes' periods."""
+    """From a missing message or event until it must exist again: above the passes' periods."""
     cancel: timedelta = timedelta(minutes=3)
     """From a cancel request until the job must have ended."""
     open_call: timedelta = timedelta(minutes=15)
@@ -61,12 +60,12 @@ class Bounds:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Bounds:
-        """The waits of the passes that each takes part in, one after the other; never less than the usual."""
+        """Return the sums of the passes' waits for each step; never less than the defaults."""
         wait, usual = settings.seconds, cls()
         reaped = wait("lease_grace") + wait("reaper")
-        # The worker dies, or its code has to be left, at the last moment.
+        # The worker dies, or its code must be abandoned, at the last moment.
         let_go = wait("watcher") + wait("stuck_attempt") + wait("lease") + reaped
-        # The first to send it dies, the next one's message is lost.
+        # The first sender dies, and the next one's message is lost.
         sent = wait("handover_delay") + wait("dispatcher") + wait("claim_ttl") + wait("claim_release")
         sent_again = sent + wait("redrive_due") + wait("redrive")
         missed = max(wait("redrive"), wait("dispatcher") + BROKER_BACK)
@@ -82,12 +81,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Rule:
-    """One way in which a promise can be broken, as a query for the ids of the jobs that break it.
+    """One way to break a promise, as a query for the ids of the jobs that break it.
 
-    It may name a job more than once: told to be DISTINCT, SQLite walks an index and looks each row up instead of
-    reading the table as it lies. Where an index leads to what is broken the query is put so that it serves; where all
-    has to be read, one table is, in its own order, and others are looked into by their keys, which come in that order
-    too.
+    It may return a job more than once: with DISTINCT, SQLite walks an index and reads each row separately, instead of
+    the table in its order. If an index leads to broken jobs, the query uses it. If everything must be read, one table
+    is read in its own order, and others are read by key in the same order.
     """
 
     promise: int
@@ -108,13 +106,13 @@ def _history(*where: ColumnElement[bool]) -> Select[str]:
 
 
 def _followed_by(how: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[bool]:
-    """The job's history has another row that stands to this one as `how` says."""
+    """Build the condition that the job's history has another row, related to this one by `how`."""
     other = aliased(AiJobEvent)
     return exists().where(other.job_id == AiJobEvent.job_id, how(other)).correlate(AiJobEvent)
 
 
 def _any_of(*queries: Select[str]) -> Select[str]:
-    """What any of these names, each served by an index of its own."""
+    """Build the union of queries, each with an index of its own."""
     return select(union_all(*queries).subquery().c.id)
 
 
@@ -187,7 +185,7 @@ def _unsent(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _claim_left_lying(clock: Clock, bounds: Bounds) -> Select[str]:
-    """Claims are given back whether the broker is there or not, of a paused queue too."""
+    """Claims are released even if the broker is away, or the queue is paused."""
     return select(OutboxEvent.aggregate_id).where(
         OutboxEvent.event_type == OutboxEventType.ENQUEUE,
         OutboxEvent.status == OutboxState.PROCESSING,
@@ -200,10 +198,10 @@ def _lease_left_lying(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
-    """Waits for an attempt, and no event that could still be sent asks for it.
+    """The job waits for an attempt, and no unsent event asks for it.
 
-    There is one event for each attempt, and those of the attempts that were begun stay. So they are counted: the key of
-    the one that is wanted can't be made in SQL where it is a digest.
+    There is one event for each attempt, and those of earlier attempts stay, so the query counts them. The wanted key
+    can't be built in SQL if it is a digest.
     """
     asked = (
         select(func.count())
@@ -220,7 +218,7 @@ def _nobody_asks(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _cancel_overruled(clock: Clock, bounds: Bounds) -> Select[str]:
-    # No index leads to these; one by state would only lead to nearly all rows, one by one.
+    # No index leads to these. One by state would lead to nearly all rows, one by one.
     other_end = _jobs(
         AiJob.cancel_requested_at.is_not(None), AiJob.lifecycle_status.not_in((*OPEN, JobState.CANCELLED))
     )
@@ -271,7 +269,7 @@ def _call_left_open(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _ran_again_after_deletion(clock: Clock, bounds: Bounds) -> Select[str]:
-    """From the tombstones, which are the few: each is the key of one job at most."""
+    """Starts from the tombstones, which are few: each is the key of at most one job."""
     repeating = (
         select(AiJob.id)
         .where(
@@ -288,7 +286,7 @@ def _ran_again_after_deletion(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 def _history_gaps(clock: Clock, bounds: Bounds) -> Select[str]:
-    """Not as many rows as the job counts, or one of a higher number. Rows are numbered from 1, each number once."""
+    """The history has another number of rows than `event_seq`, or a higher number. Rows are numbered from 1."""
     of_job = AiJobEvent.job_id == AiJob.id
     counted = select(func.count()).where(of_job).correlate(AiJob).scalar_subquery()
     beyond = exists().where(of_job, AiJobEvent.seq > AiJob.event_seq)
@@ -348,7 +346,7 @@ def _end_untold(clock: Clock, bounds: Bounds) -> Select[str]:
 
 
 UNSENT = Rule(5, "has an event that should have been sent long ago", _unsent)
-"""The one rule that also what is well may break for a while: behind a broker that is away, or just after a pause."""
+"""The only rule that a healthy system may break for a while: while the broker is away, or just after a pause."""
 
 RULES = (
     Rule(1, "has no enqueue event", _no_event),

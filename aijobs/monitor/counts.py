@@ -1,4 +1,4 @@
-"""Counting without counting everything: at most so many rows are looked at."""
+"""Count with a limit, so that a statement reads a limited number of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aijobs.monitor import views
 
 
 def capped_count(table: type[Any], *conditions: ColumnElement[bool], cap: int | None = None) -> ScalarSelect[int]:
-    """How many rows of `table` fulfil the conditions, at most `cap` (`views.CAP`), as a column of a statement."""
+    """Build a column with the number of rows of `table` that match the conditions, at most `cap` (`views.CAP`)."""
     enough = views.CAP if cap is None else cap
     some = select(literal(1).label("one")).select_from(table).where(*conditions).limit(enough).subquery()
     return select(func.count()).select_from(some).scalar_subquery()

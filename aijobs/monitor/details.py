@@ -1,4 +1,4 @@
-"""What hangs on jobs: events, artifacts, history, provider calls, snapshots. No payloads."""
+"""Read the rows around jobs: events, artifacts, history, provider calls, snapshots. No payloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HISTORY_LIMIT = 1000
 
 
 def find_queued_at(session: Session, job_ids: Collection[str]) -> dict[str, datetime]:
-    """When the first enqueue event of each job was published; jobs whose event wasn't are left out."""
+    """Return when the first enqueue event of each job was published. Jobs whose event wasn't are left out."""
     rows = session.execute(
         select(OutboxEvent.aggregate_id, OutboxEvent.created_at, OutboxEvent.id, OutboxEvent.published_at).where(
             OutboxEvent.aggregate_id.in_(job_ids), OutboxEvent.event_type == OutboxEventType.ENQUEUE
@@ -33,13 +33,13 @@ def find_queued_at(session: Session, job_ids: Collection[str]) -> dict[str, date
 
 
 def first_published(events: Sequence[Any]) -> datetime | None:
-    """`published_at` of the event that was made first."""
+    """Return `published_at` of the oldest event."""
     at: datetime | None = min(events, key=lambda e: (e.created_at, e.id)).published_at if events else None
     return at
 
 
 def find_artifacts(session: Session, job_ids: Collection[str]) -> dict[str, tuple[Artifact, ...]]:
-    """What each of these jobs made, in the order it was made."""
+    """Return the artifacts of each job, in order."""
     if not job_ids:
         return {}
     rows = session.execute(
@@ -54,7 +54,7 @@ def find_artifacts(session: Session, job_ids: Collection[str]) -> dict[str, tupl
 
 
 def find_outbox(session: Session, job_id: str) -> tuple[OutboxRow, ...]:
-    """All events of a job, oldest first."""
+    """Return all events of a job, oldest first."""
     rows = session.execute(
         select(*OUTBOX_COLUMNS)
         .where(OutboxEvent.aggregate_id == job_id)
@@ -65,7 +65,7 @@ def find_outbox(session: Session, job_id: str) -> tuple[OutboxRow, ...]:
 
 
 def find_history(session: Session, job_id: str) -> tuple[HistoryEntry, ...]:
-    """A job's history, in order."""
+    """Return a job's history, in order."""
     columns = [getattr(AiJobEvent, name) for name in HistoryEntry.__dataclass_fields__]
     rows = session.execute(
         select(*columns).where(AiJobEvent.job_id == job_id).order_by(AiJobEvent.seq).limit(_HISTORY_LIMIT)
@@ -74,7 +74,7 @@ def find_history(session: Session, job_id: str) -> tuple[HistoryEntry, ...]:
 
 
 def find_usage(session: Session, job_id: str) -> tuple[UsageRow, ...]:
-    """A job's provider calls, in order."""
+    """Return a job's provider calls, in order."""
     columns = [getattr(AiUsageLog, name) for name in UsageRow.__dataclass_fields__]
     rows = session.execute(
         select(*columns)
@@ -86,7 +86,7 @@ def find_usage(session: Session, job_id: str) -> tuple[UsageRow, ...]:
 
 
 def describe_snapshot(session: Session, job_id: str) -> SnapshotDescription | None:
-    """A job's frozen input, described and not shown; None where it has expired."""
+    """Describe a job's input without its content; None if it has expired."""
     columns = [getattr(AiJobSnapshot, name) for name in SnapshotDescription.__dataclass_fields__]
     row = session.execute(select(*columns).where(AiJobSnapshot.job_id == job_id)).one_or_none()
     return None if row is None else SnapshotDescription(*row)

@@ -1,4 +1,4 @@
-"""The filter of job lists: one object for API and console, that reads addresses, asks the database and makes links."""
+"""The filter of job lists, for API and console: it parses addresses, builds queries and makes links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs are meant; a field that is None (or False) narrows nothing."""
+    """Selects jobs. A field that is None (or False) selects all."""
 
     job_type: str | None = None
     lifecycle_status: str | None = None
@@ -33,20 +33,20 @@ class JobFilter:
     user_id: str | None = None
     error_code: str | None = None
     created_from: datetime | None = None
-    """Created at this instant or later."""
+    """Created at this time or later."""
     created_to: datetime | None = None
-    """Created before this instant."""
+    """Created before this time."""
     q: str | None = None
     """The start of a job id, user id or target id."""
     unresolved: bool = False
-    """Failed jobs whose work is still undone: nothing was retried after them."""
+    """Failed jobs that were not retried."""
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str]) -> JobFilter:
-        """The filter that an address's `parameters` (camelCase names) say.
+        """Return the filter of an address's `parameters` (camelCase names).
 
-        Empty values narrow nothing, as a form sends its empty fields too. `InputInvalid` names every parameter that
-        is ill-typed; names that are none of a filter's are not looked at.
+        Empty values select all, because a form sends its empty fields too. `InputInvalid` names every invalid
+        parameter. Unknown names are ignored.
         """
         found: dict[str, Any] = {}
         faults: list[tuple[str, str]] = []
@@ -66,12 +66,12 @@ class JobFilter:
         return cls(**found)
 
     def query(self, **changes: Any) -> dict[str, str]:
-        """The parameters that say this filter with `changes` (field names), for a link; unset ones are left out."""
+        """Return the parameters of this filter with `changes` (field names), for a link. Unset ones are left out."""
         changed = replace(self, **changes)
         return {_SPELLINGS[f.name]: _text(value) for f in fields(changed) if (value := getattr(changed, f.name))}
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """What a job's row must fulfil."""
+        """Return the conditions on a job's row."""
         wanted = [
             (AiJob.job_type, self.job_type),
             (AiJob.lifecycle_status, self.lifecycle_status),
@@ -93,13 +93,13 @@ class JobFilter:
 
 
 def starts_with(column: InstrumentedAttribute[str], start: str) -> ColumnElement[bool]:
-    """Whether `column`, ordered by bytes, begins with `start`: a range, which every database's index serves."""
+    """Build the condition that `column` begins with `start`: a range, which every database's index serves."""
     end = _successor(start)
     return column >= start if end is None else and_(column >= start, column < end)
 
 
 def _successor(start: str) -> str | None:
-    """The least text, in order of code points, that is behind every text beginning with `start`."""
+    """Return the smallest text, by code points, that is greater than every text beginning with `start`."""
     while start:
         last = ord(start[-1])
         if last < 0x10FFFF:
@@ -143,7 +143,7 @@ def _read_flag(text: str) -> bool:
 
 
 def _read_instant(text: str, *, end_of_day: bool = False) -> datetime:
-    """An ISO 8601 time (UTC where it names no offset), or a date, which stands for its whole day."""
+    """Return an ISO 8601 time (UTC without an offset), or a date, which means its whole day."""
     try:
         at = datetime.fromisoformat(text)
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
@@ -174,7 +174,7 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "q": ("q", _read_identifier),
     "unresolved": ("unresolved", _read_flag),
 }
-"""The parameters of an address, the filter's field that each sets, and how it is read."""
+"""The parameters of an address: the field that each sets, and its parser."""
 
 _SPELLINGS = {field: parameter for parameter, (field, _) in reversed(PARAMETERS.items())}
 

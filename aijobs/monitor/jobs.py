@@ -1,4 +1,4 @@
-"""Jobs as people see them: pages, one job, counts. Payloads are never selected but by `reveal`."""
+"""Read jobs for people: pages, one job, counts. Only `reveal` reads payloads."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _COPIED, _DETAILED = _columns(JobRow), _columns(JobDetail)
 
 
 def _only(*names: str) -> Any:
-    """These columns and no others: asking a row for more is an error, not another statement."""
+    """Load only these columns. Reading another one is an error, not another statement."""
     return load_only(*(getattr(AiJob, name) for name in names), raiseload=True)
 
 
 class JobReads:
-    """Each method is handed a session that reads. `find_` may be empty."""
+    """Reads jobs in the caller's session. `find_` may return nothing."""
 
     def __init__(self, clock: Clock, registry: JobDefinitionRegistry, cursors: Cursors) -> None:
         self._clock, self._registry, self._cursors = clock, registry, cursors
@@ -61,7 +61,7 @@ class JobReads:
     def find_page(
         self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
     ) -> Page[JobRow]:
-        """A page of jobs, newest first: three statements."""
+        """Return a page of jobs, newest first, in three statements."""
         keyset = Keyset(scope, (AiJob.created_at, AiJob.id))
         query = keyset.page(
             select(AiJob).options(_only(*_COPIED)).where(*wanted.conditions()), cursor, limit, self._cursors
@@ -74,7 +74,7 @@ class JobReads:
         return Page(tuple(self._rows(session, jobs)), behind)
 
     def find_rows(self, session: Session, job_ids: Collection[str]) -> tuple[JobRow, ...]:
-        """Those of these jobs that are there, in any order: three statements."""
+        """Return those of these jobs that exist, in any order, in three statements."""
         if not job_ids:
             return ()
         query = select(AiJob).options(_only(*_COPIED)).where(AiJob.id.in_(job_ids))
@@ -83,13 +83,13 @@ class JobReads:
     def find_view_page(
         self, session: Session, wanted: JobFilter, cursor: str | None, limit: int, *, scope: str
     ) -> Page[JobView]:
-        """As `find_page`, with each job's artifacts: four statements."""
+        """Do the same with each job's artifacts, in four statements."""
         page = self.find_page(session, wanted, cursor, limit, scope=scope)
         made = find_artifacts(session, [job.id for job in page.items if job.artifact_count])
         return Page(tuple(JobView(job, made.get(job.id, ())) for job in page.items), page.next_cursor)
 
     def find_view(self, session: Session, job_id: str, user_id: str | None = None) -> JobView | None:
-        """A job with its artifacts; None where there is none, or it is another user's: by the same statement."""
+        """Return a job with its artifacts; None if there is none, or if it is another user's, by the same statement."""
         query = select(AiJob).options(_only(*_COPIED)).where(AiJob.id == job_id)
         if user_id is not None:
             query = query.where(AiJob.user_id == user_id)
@@ -101,7 +101,7 @@ class JobReads:
         return JobView(row, made.get(job.id, ()))
 
     def find_detail(self, session: Session, job_id: str, *, internal: bool) -> JobDetail | None:
-        """Everything of a job but its content, in eight statements."""
+        """Return everything of a job except its content, in eight statements."""
         shown = [name for name in _DETAILED if internal or name != "internal_error_message"]
         query = select(AiJob, self._clock.now()).options(_only(*_COPIED, *shown)).where(AiJob.id == job_id)
         found = session.execute(query).one_or_none()
@@ -128,7 +128,7 @@ class JobReads:
         )
 
     def find_revealed(self, session: Session, job_id: str) -> Revealed | None:
-        """A job's input and output. Only for who has the right, after the audit row was written."""
+        """Return a job's input and output. The caller has checked the right and written the audit row."""
         row = session.execute(
             select(AiJob.validated_output, AiJobSnapshot.content)
             .outerjoin(AiJobSnapshot, AiJobSnapshot.job_id == AiJob.id)
@@ -137,7 +137,7 @@ class JobReads:
         return None if row is None else Revealed(snapshot=row.content, validated_output=row.validated_output)
 
     def count_by_status(self, session: Session, wanted: JobFilter) -> dict[str, Count]:
-        """How many jobs of each state the filter (but for its own state) lets through, in one statement."""
+        """Return the number of jobs in each state that the filter selects without its own state, in one statement."""
         words = [*JobState]
         columns = []
         for word in words:
@@ -183,5 +183,5 @@ class JobReads:
         if job.cancel_requested_at is not None:
             return Phase.CANCEL_REQUESTED
         definition = self._registry.find(job.job_type)
-        # A job of an unknown type can be cancelled: nothing else would ever end it.
+        # A job of an unknown type can be cancelled, because nothing else would end it.
         return "not_cancellable" if definition is not None and not definition.execution.cancellable else None

@@ -1,7 +1,7 @@
-"""Pages that begin where the last one ended: no OFFSET, nothing skipped or shown twice, signed cursors.
+"""Keyset pagination: pages that begin after the last row, without OFFSET, with signed cursors.
 
-A page is ordered by some columns, the last of which is unique. Its cursor holds the last row's values of them, and
-an HMAC, so that nobody can make the database compare with what they made up.
+The last column of the order is unique. A cursor holds the last row's values and an HMAC, so that nobody can have the
+database compare made-up values.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _SIGNATURE_BYTES = 16
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Some rows and the cursor of the page behind them (None: there is none)."""
+    """Some rows and the cursor of the next page (None: there is none)."""
 
     items: tuple[T, ...]
     next_cursor: str | None
 
 
 class Cursors:
-    """Makes and reads cursors. `scope` names the list (and whose it is): a cursor of one is none of another."""
+    """Writes and reads cursors. `scope` names the list (and its owner); a cursor of another list is refused."""
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(b"aijobs cursor\0" + secret.encode()).digest()
 
     def write(self, scope: str, values: Sequence[str | datetime]) -> str:
-        """The cursor behind a row with these values of the ordering columns."""
+        """Return the cursor after a row with these values of the ordering columns."""
         parts = [{"t": iso(v)} if isinstance(v, datetime) else v for v in values]
         body = json.dumps(parts, separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(self._sign(scope, body) + body).rstrip(b"=").decode()
 
     def read(self, scope: str, cursor: str) -> tuple[Any, ...]:
-        """The values that `cursor` holds; `InputInvalid` naming `cursor` for one that this list did not make."""
+        """Return the values of `cursor`. `InputInvalid` names `cursor` if it isn't of this list."""
         try:
             raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -66,23 +66,25 @@ class Cursors:
 
 @dataclass(frozen=True)
 class Keyset:
-    """An order, newest first: `columns` from the most to the least significant, the last of them unique."""
+    """An order, newest first: `columns` from the most to the least significant, the last one unique."""
 
     scope: str
     columns: tuple[Any, ...]
 
     def page(self, query: Select[Any], cursor: str | None, limit: int, cursors: Cursors) -> Select[Any]:
-        """`query` in this order, behind `cursor`, with one row more than `limit`, which tells that there are more."""
+        """Return the rows of `query` in this order, after `cursor`: one more than `limit`, to know whether there are
+        more.
+        """
         if cursor is not None:
             query = query.where(self._behind(cursors.read(self.scope, cursor)))
         return query.order_by(*(column.desc() for column in self.columns)).limit(limit + 1)
 
     def cursor(self, last: Sequence[str | datetime], cursors: Cursors) -> str:
-        """The cursor behind a row with these values."""
+        """Return the cursor after a row with these values."""
         return cursors.write(self.scope, last)
 
     def _behind(self, values: tuple[Any, ...]) -> ColumnElement[bool]:
-        """Rows behind `values`; written so that every database finds the start of the range in its index."""
+        """Build the condition for rows after `values`, so that every database starts the range in its index."""
         column, value = self.columns[0], values[0]
         if len(self.columns) == 1:
             return column < value

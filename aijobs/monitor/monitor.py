@@ -1,4 +1,4 @@
-"""The window: what API and console read. Each method opens one session that reads, and takes at most 8 statements."""
+"""The reads of API and console. Each method opens one reading session, and runs at most 8 statements."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` is spelled like one of our ids; nothing else is ever looked up."""
+    """Return whether `text` has the form of our ids. Nothing else is looked up."""
     return _ID.fullmatch(text) is not None
 
 
 class Monitor:
-    """Reads, and nothing but reads. `find_` may answer None; `get_` raises `ApiError`."""
+    """Reads for people. `find_` may return None; `get_` raises `ApiError`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Monitor:
     # --- a user's own jobs -------------------------------------------------------------------------------------
 
     def find_own_job(self, user_id: str, job_id: str) -> JobView | None:
-        """The user's job; None for somebody else's and for no job, by the same statement."""
+        """Return the user's job; None for another user's and for none, by the same statement."""
         if not is_id(job_id):
             return None
         with self._database.read() as session:
@@ -84,7 +84,7 @@ class Monitor:
     def list_own_jobs(
         self, user_id: str, wanted: JobFilter, cursor: str | None = None, limit: int = DEFAULT_LIMIT
     ) -> Page[JobView]:
-        """The user's jobs, newest first. `InputInvalid` for a cursor that isn't this user's."""
+        """Return the user's jobs, newest first. `InputInvalid` for a cursor that isn't this user's."""
         own = replace(wanted, user_id=user_id)
         with self._database.read() as session:
             return self._jobs.find_view_page(session, own, cursor, limit, scope=f"own:{user_id}")
@@ -92,36 +92,38 @@ class Monitor:
     # --- jobs as operators see them ----------------------------------------------------------------------------
 
     def list_jobs(self, wanted: JobFilter, cursor: str | None = None, limit: int = DEFAULT_LIMIT) -> Page[JobRow]:
-        """Jobs, newest first. `InputInvalid` for a cursor that this list did not make."""
+        """Return jobs, newest first. `InputInvalid` for a cursor of another list."""
         with self._database.read() as session:
             return self._jobs.find_page(session, wanted, cursor, limit, scope="jobs")
 
     def find_rows(self, job_ids: Collection[str]) -> tuple[JobRow, ...]:
-        """Those of these jobs that are there, for a list that is being looked at."""
+        """Return those of these jobs that exist, for a list that is being watched."""
         with self._database.read() as session:
             return self._jobs.find_rows(session, job_ids)
 
     def count_jobs(self, wanted: JobFilter) -> dict[str, Count]:
-        """Capped counts by lifecycle status, of what `wanted` without its own status lets through."""
+        """Return capped counts by lifecycle status, of what `wanted` selects without its own status."""
         with self._database.read() as session:
             return self._jobs.count_by_status(session, wanted)
 
     def find_job(self, job_id: str) -> JobView | None:
-        """A job, whosever it is."""
+        """Return a job of any user, or None."""
         if not is_id(job_id):
             return None
         with self._database.read() as session:
             return self._jobs.find_view(session, job_id)
 
     def get_job(self, job_id: str) -> JobView:
-        """A job, whosever it is; `JOB_NOT_FOUND`."""
+        """Return a job of any user; `JOB_NOT_FOUND`."""
         view = self.find_job(job_id)
         if view is None:
             raise ApiError("JOB_NOT_FOUND")
         return view
 
     def get_detail(self, job_id: str, *, internal: bool = False) -> JobDetail:
-        """Everything of a job but its content; `internal`: with the internal error message. `JOB_NOT_FOUND`."""
+        """Return everything of a job except its content. `internal`: with the internal error message.
+        `JOB_NOT_FOUND`.
+        """
         detail = None
         if is_id(job_id):
             with self._database.read() as session:
@@ -131,7 +133,7 @@ class Monitor:
         return detail
 
     def find_wait(self, detail: JobDetail) -> Wait | None:
-        """Why a job is where it is, by its queue and the breakers of its providers; None for one that has ended."""
+        """Return why a job waits or runs, by its queue and the breakers of its providers; None if it has ended."""
         job, queue = detail.job, None
         breakers: tuple[BreakerState, ...] = ()
         if not job.final and job.locked_by is None:
@@ -142,7 +144,9 @@ class Monitor:
         return find_wait(detail, queue, breakers, self._lease_grace)
 
     def reveal(self, job_id: str) -> Revealed:
-        """A job's input and output. The caller has checked the right and written the audit row. `JOB_NOT_FOUND`."""
+        """Return a job's input and output. The caller has checked the right and written the audit row.
+        `JOB_NOT_FOUND`.
+        """
         revealed = None
         if is_id(job_id):
             with self._database.read() as session:
@@ -154,12 +158,12 @@ class Monitor:
     # --- the machinery -----------------------------------------------------------------------------------------
 
     def queue_statuses(self) -> list[QueueStatus]:
-        """The job queues; the broker's numbers are None while it is away."""
+        """Return the job queues. The broker's numbers are None while it is away."""
         with self._database.read() as session:
             return self._queues.read_statuses(session)
 
     def outbox_status(self) -> OutboxStatus:
-        """The outbox at a glance."""
+        """Return the state of the outbox."""
         with self._database.read() as session:
             return self._outbox.read_status(session)
 
@@ -170,12 +174,12 @@ class Monitor:
         cursor: str | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> Page[OutboxRow]:
-        """Outbox events, newest first; with a status, the last to be due first."""
+        """Return outbox events, newest first; of one status, the latest due time first."""
         with self._database.read() as session:
             return self._outbox.find_page(session, status, event_type, cursor, limit)
 
     def get_event(self, event_id: str) -> OutboxRow:
-        """One outbox event; `NOT_FOUND`."""
+        """Return an outbox event; `NOT_FOUND`."""
         row = None
         if is_id(event_id):
             with self._database.read() as session:
@@ -185,25 +189,25 @@ class Monitor:
         return row
 
     def workers(self) -> Workers:
-        """All workers that beat, and those that hold jobs without a heartbeat."""
+        """Return all workers with a heartbeat, and those that hold jobs without one."""
         with self._database.read() as session:
             return self._workers.read(session)
 
     def passes(self) -> tuple[PassRow, ...]:
-        """The duties of the maintenance consumers, and how each last went."""
+        """Return the passes of the maintenance consumers, and how each last went."""
         with self._database.read() as session:
             return read_passes(session, self._clock, PASSES)
 
     def broker(self) -> BrokerState:
-        """Whether the broker answers and takes messages."""
+        """Return whether the broker answers and takes messages."""
         return self._broker.look()
 
     def providers(self) -> Providers:
-        """All AI providers: breakers, calls under way, and what today's calls came to."""
+        """Return all AI providers: breakers, running calls, and sums of today's calls."""
         return self._providers.read(self._database)
 
     def get_breaker(self, provider: str) -> BreakerState:
-        """The platform's breaker at a provider; `NOT_FOUND` for one that is not configured."""
+        """Return the platform's breaker of a provider; `NOT_FOUND` if it isn't configured."""
         state = self._providers.find_state(provider)
         if state is None:
             raise ApiError("NOT_FOUND")
@@ -212,6 +216,6 @@ class Monitor:
     # --- provider calls ----------------------------------------------------------------------------------------
 
     def usage(self, wanted: UsageFilter) -> Usage:
-        """What the calls of a filter came to, by what it groups them by, and all together."""
+        """Return the sums of a filter's calls, by its groups and in total."""
         with self._database.read() as session:
             return find_groups(session, wanted)

@@ -1,4 +1,4 @@
-"""The outbox as people see it: what waits, what is dead, what nobody knew."""
+"""Read the outbox for people: waiting, dead and unknown events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTBOX_COLUMNS = tuple(
 
 @dataclass(frozen=True)
 class OutboxReads:
-    """Each method is handed a session that reads."""
+    """Reads the outbox in the caller's session."""
 
     clock: Clock
     cursors: Cursors
@@ -33,7 +33,7 @@ class OutboxReads:
     def find_page(
         self, session: Session, status: str | None, event_type: str | None, cursor: str | None, limit: int
     ) -> Page[OutboxRow]:
-        """A page of events, newest first; of one status, the last to be due first."""
+        """Return a page of events, newest first; of one status, the latest due time first."""
         columns: tuple[Any, ...] = (OutboxEvent.id,)
         query = select(*OUTBOX_COLUMNS)
         if status is not None:
@@ -50,12 +50,12 @@ class OutboxReads:
         return Page(tuple(rows), behind)
 
     def find(self, session: Session, event_id: str) -> OutboxRow | None:
-        """One event."""
+        """Return one event, or None."""
         row = session.execute(select(*OUTBOX_COLUMNS).where(OutboxEvent.id == event_id)).one_or_none()
         return None if row is None else OutboxRow(*row)
 
     def read_status(self, session: Session) -> OutboxStatus:
-        """Counts, lag, dead and unknown events, in five statements."""
+        """Return counts, lag, dead and unknown events, in five statements."""
         now = read_clock(session, self.clock)
         oldest = session.execute(
             select(OutboxEvent.available_at)

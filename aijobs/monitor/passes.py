@@ -1,4 +1,4 @@
-"""The duties of the maintenance consumers: done on time, failing, or not done at all."""
+"""The passes of the maintenance consumers: on time, failing, or overdue."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from aijobs.jobs.models import NOTE_S, PassRun
 from aijobs.monitor.views import PassRow
 
 PERIODS, LEAST = 3, timedelta(minutes=1)
-"""So many without a round that went well, and a duty is overdue; a dispatcher's round may have a backlog to send."""
+"""A pass is overdue after so many periods without a success, and at least this time: a dispatcher may have a
+backlog.
+"""
 SLACK = timedelta(seconds=NOTE_S)
-"""A round that went well is written down so much later, as long as all goes as before."""
+"""A success may be recorded so much later, if the pass works as before."""
 
 
 def read_passes(session: Session, clock: Clock, names: Sequence[str]) -> tuple[PassRow, ...]:
-    """Each of the named passes, in that order; one that never ran is overdue."""
+    """Return each of the named passes, in that order. One that never ran is overdue."""
     now = read_clock(session, clock)
     noted = {row.name: row for row in session.execute(select(PassRun)).scalars()}
 

@@ -1,4 +1,4 @@
-"""AI providers as people see them: their breakers, the calls under way, and what today's calls came to."""
+"""Read AI providers for people: breakers, running calls, and sums of today's calls."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from aijobs.monitor.usage import UNPRICED
 from aijobs.monitor.views import CallCost, CallSums, ModelRow, ProviderRow, Providers
 
 MOST_LATENCIES = 5000
-"""The median is that of so many of the day's newest answers, all models together."""
+"""The median is of so many of the day's newest answers, all models together."""
 
 SUMS_S = 4.0
-"""How long the day's sums stand: the page asks for them every few seconds in each tab that shows it."""
+"""How long the day's sums are cached: each open tab asks for them every few seconds."""
 
 _Call = tuple[str, str]
 """Provider and model."""
@@ -36,7 +36,7 @@ _Call = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Day:
-    """What the day's calls came to, when it was read, and when the day began."""
+    """The sums of the day's calls, when they were read, and when the day began."""
 
     read_at: datetime
     begins: datetime
@@ -44,9 +44,9 @@ class _Day:
 
 
 class ProviderReads:
-    """The catalogue beside what Redis says of breakers and slots, and sums over the day's calls.
+    """Combines the catalogue with breakers and slots in Redis, and with sums of the day's calls.
 
-    Breakers and slots are read anew each time; the sums stand for `SUMS_S`, however many look.
+    Breakers and slots are read each time. The sums are cached for `SUMS_S`.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class ProviderReads:
         self._until, self._asking = 0.0, False
 
     def read(self, database: Database) -> Providers:
-        """Every provider that is configured, then those that were only called today, each with its models.
+        """Return every configured provider, then those that were called today, each with its models.
 
-        Redis is asked before a session is open: while it doesn't answer, no connection waits with it.
+        Redis is asked before a session is opened, so that no connection waits while it doesn't answer.
         """
         configured = self._catalogue.providers
         states = dict(zip(configured, self.breaker.states([scope_of(name) for name in configured]), strict=True))
@@ -85,7 +85,7 @@ class ProviderReads:
         return Providers(day=day.begins, read_at=day.read_at, providers=tuple(rows), routes=self._routes())
 
     def _read_day(self, database: Database) -> _Day:
-        """The day's sums: those at hand while they are young, or while another thread is reading new ones."""
+        """Return the day's sums: the cached ones while they are young, or while another thread reads new ones."""
         with self._guard:
             if self._day is not None and (self._asking or self._monotonic() < self._until):
                 return self._day
@@ -103,7 +103,7 @@ class ProviderReads:
         return day
 
     def find_state(self, provider: str) -> BreakerState | None:
-        """The platform's breaker at a provider that is configured; None for any other."""
+        """Return the platform's breaker of a configured provider; None for any other."""
         if provider not in self._catalogue.providers:
             return None
         return self.breaker.states([scope_of(provider)])[0]
@@ -111,13 +111,13 @@ class ProviderReads:
     def find_keeping_back(
         self, definition: JobDefinition, credential_mode: str, credential_id: str | None
     ) -> tuple[BreakerState, ...]:
-        """The breakers that keep a job's calls back: those of all its routes, where no route is free; else none."""
+        """Return the breakers that block a job's calls: of all its routes if none is free, otherwise none."""
         if definition.prompt is None:
             return ()
         try:
             routes = self._router.routes(definition, credential_mode)
         except JobError:
-            return ()  # Nothing is configured for it: no breaker's fault, and the job's own error says it.
+            return ()  # No route is configured: that isn't a breaker's fault, and the job's own error says it.
         names = dict.fromkeys(route.provider for route in routes)
         if LOCAL.provider in names:
             return ()
@@ -151,7 +151,7 @@ def _key(name: str, config: ProviderConfig | None) -> str:
 
 
 def _find_sums(session: Session, since: datetime) -> dict[_Call, CallSums]:
-    """What calls begun from `since` on came to, by provider and model, in two statements."""
+    """Return the sums of calls since `since`, by provider and model, in two statements."""
     rows = session.execute(
         select(
             AiUsageLog.provider,
@@ -187,7 +187,7 @@ def _find_sums(session: Session, since: datetime) -> dict[_Call, CallSums]:
 
 
 def _added(parts: Sequence[CallSums], median_ms: int | None) -> CallSums:
-    """The sums of one model in all currencies; costs of different ones stay apart."""
+    """Return the sums of one model in all currencies. Costs of different ones stay separate."""
     return CallSums(
         calls=sum(part.calls for part in parts),
         failed=sum(part.failed for part in parts),

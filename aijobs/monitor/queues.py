@@ -1,4 +1,4 @@
-"""Queues as people see them: what waits, how long, who works on it, whether it is paused."""
+"""Read queues for people: waiting jobs, their age, workers, and pauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aijobs.outbox.models import QueuePause
 
 @dataclass(frozen=True)
 class QueueReads:
-    """The database is asked in two statements; the broker's part is None while it is away."""
+    """Reads the database in two statements. The broker's part is None while it is away."""
 
     clock: Clock
     broker: BrokerLooks
@@ -32,7 +32,7 @@ class QueueReads:
     late_after_s: float
 
     def read_statuses(self, session: Session) -> list[QueueStatus]:
-        """All job queues."""
+        """Return all job queues."""
         pauses = {
             pause.queue_name: QueuePaused(pause.reason, pause.paused_by, pause.paused_at)
             for pause in session.execute(select(QueuePause)).scalars()
@@ -64,7 +64,7 @@ class QueueReads:
         return found
 
     def _count_workers(self) -> Counter[str] | None:
-        """By queue, without those of whom nothing was heard: they may have been killed."""
+        """Return the number of workers by queue, without those that stopped writing heartbeats: they may be dead."""
         try:
             return Counter(beat.queue for beat in self.presence.read() if not is_late(beat, self.late_after_s))
         except BrokerUnavailable:
@@ -72,7 +72,7 @@ class QueueReads:
 
 
 def _measures(queue_name: str) -> list[Any]:
-    """Queued, retrying, active, and the time of the oldest queued job."""
+    """Build the columns queued, retrying, active, and the time of the oldest queued job."""
     oldest = (
         select(AiJob.created_at)
         .where(AiJob.queue_name == queue_name, AiJob.lifecycle_status == JobState.QUEUED)

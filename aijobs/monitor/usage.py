@@ -1,7 +1,7 @@
-"""What provider calls used and cost: exact sums by job, chain, user, day and whatever else tells calls apart.
+"""Sum the usage and cost of provider calls by job, chain, user, day and other groups.
 
-All numbers are whole. A call without a price is counted as such, never taken for free; one that the provider refused
-unbilled cost nothing, and needs none. Costs of different currencies are never added.
+All numbers are integers. A call without a price is counted as such and never as free. A call that the provider refused
+unbilled cost nothing and needs no price. Costs of different currencies are never added.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from aijobs.monitor.usage_filter import GROUPS, UsageFilter
 from aijobs.monitor.views import CallCost, Usage, UsageGroup, UsageTotal
 
 MOST_GROUPS = 400
-"""More than a year has days; of users and others, those that cost most."""
+"""Maximum groups: more than the days of a year; of users and others, the most expensive ones."""
 
 _ENDED = AiUsageLog.state != CallState.STARTED
 UNPRICED = and_(_ENDED, AiUsageLog.cost_micros.is_(None), AiUsageLog.billed != "no")
-"""The call ended, may have cost something, and nobody knows how much."""
+"""The call ended and may have cost something, but the cost is unknown."""
 
 
 def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
@@ -50,7 +50,7 @@ _COST = func.sum(AiUsageLog.cost_micros)
 
 
 def add_up(parts: Iterable[UsageTotal]) -> UsageTotal:
-    """The sum of sums; costs of one currency become one."""
+    """Return the sum of sums. Costs of one currency are added."""
     numbers = dict.fromkeys(_SUMS, 0)
     costs: dict[str | None, int] = {}
     for part in parts:
@@ -63,22 +63,20 @@ def add_up(parts: Iterable[UsageTotal]) -> UsageTotal:
 
 
 def find_total(session: Session, wanted: UsageFilter) -> UsageTotal:
-    """The sum of all calls of a filter, in one statement."""
+    """Return the sum of all calls of a filter, in one statement."""
     return _read(session, _calls(wanted)).get((), UsageTotal())
 
 
 def find_chain_totals(session: Session, root_id: str) -> dict[str, UsageTotal]:
-    """What the calls of each job of a retry chain came to, by job id, in one statement; jobs without any are left
-    out.
-    """
+    """Return the sums of each job of a retry chain, by job id, in one statement. Jobs without calls are left out."""
     calls = select().join_from(AiJob, AiUsageLog, AiUsageLog.job_id == AiJob.id).where(AiJob.root_id == root_id)
     return {key[0]: total for key, total in _read(session, calls, AiUsageLog.job_id).items()}
 
 
 def find_groups(session: Session, wanted: UsageFilter) -> Usage:
-    """The calls of a filter by what it groups them by: days newest first, all else costliest first, and their total.
+    """Return the sums of a filter's groups and their total: days newest first, others most expensive first.
 
-    Two statements, or three where there are more than `MOST_GROUPS`, whose rest is in the total alone.
+    Two statements, or three with more than `MOST_GROUPS`; the rest is only in the total.
     """
     names, columns = list(GROUPS[wanted.group_by]), list(GROUPS[wanted.group_by].values())
     calls = _calls(wanted)
@@ -95,7 +93,7 @@ def find_groups(session: Session, wanted: UsageFilter) -> Usage:
 
 
 def _costliest(session: Session, calls: Select[Any], columns: Sequence[Any]) -> list[Any]:
-    """The groups that cost most, and one more than are shown. Currencies are mixed for the order alone."""
+    """Return the most expensive groups, and one more than are shown. Currencies are mixed only for the order."""
     query = calls.add_columns(*columns).group_by(*columns)
     query = query.order_by(func.coalesce(_COST, -1).desc(), *columns).limit(MOST_GROUPS + 1)
     return [tuple(row) if len(columns) > 1 else row[0] for row in session.execute(query)]
@@ -106,7 +104,7 @@ def _texts(key: Any) -> tuple[str, ...]:
 
 
 def _calls(wanted: UsageFilter) -> Select[Any]:
-    """The calls of a filter, still without columns. Jobs are looked up by their key, where they have to be."""
+    """Build the query for a filter's calls, without columns. Jobs are joined by key if needed."""
     calls = select().select_from(AiUsageLog)
     if wanted.asks_jobs:
         calls = calls.join(AiJob, AiJob.id == AiUsageLog.job_id)
@@ -114,7 +112,7 @@ def _calls(wanted: UsageFilter) -> Select[Any]:
 
 
 def _read(session: Session, calls: Select[Any], *columns: Any) -> dict[tuple[str, ...], UsageTotal]:
-    """Sums by `columns`, read by currency and put together."""
+    """Read sums by `columns` and currency, and combine them."""
     parts: dict[tuple[str, ...], list[UsageTotal]] = defaultdict(list)
     by = (*columns, AiUsageLog.currency)
     for *key, currency, cost, in_all in _rows(session, calls.add_columns(*by, _COST, *_SUMS.values()).group_by(*by)):
@@ -125,6 +123,6 @@ def _read(session: Session, calls: Select[Any], *columns: Any) -> dict[tuple[str
 
 
 def _rows(session: Session, query: Select[Any]) -> Iterable[tuple[Any, ...]]:
-    """Each row's columns up to the sums, then the sums in one: whole numbers, whatever a driver makes of them."""
+    """Yield each row's columns, then its sums as one tuple of integers, whatever the driver returns."""
     for row in session.execute(query):
         yield (*row[: -len(_SUMS)], [int(value) for value in row[-len(_SUMS) :]])

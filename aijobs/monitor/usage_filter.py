@@ -1,4 +1,4 @@
-"""Which provider calls a sum is made of, and by what it is broken down: one object for API and console."""
+"""The filter of usage sums and their groups, for API and console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.monitor import filters
 
 LONGEST = timedelta(days=366)
-"""The longest period that is summed up in one go."""
+"""Maximum period of one sum."""
 USUAL_DAYS = 30
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -30,17 +30,17 @@ GROUPS: Mapping[str, Mapping[str, Grouped]] = {
     "model": {"provider": AiUsageLog.provider, "model": AiUsageLog.model},
     "user": {"user_id": AiUsageLog.user_id},
 }
-"""What sums can be broken down by: the fields of `UsageGroup` that tell a group from others, and where each stands."""
+"""The groups of sums: the fields of `UsageGroup` that identify a group, and the column of each."""
 
 
 @dataclass(frozen=True)
 class UsageFilter:
-    """Which calls are meant; a field that is None narrows nothing."""
+    """Selects calls. A field that is None selects all."""
 
     since: datetime | None = None
-    """Begun at this instant or later."""
+    """Started at this time or later."""
     until: datetime | None = None
-    """Begun before this instant."""
+    """Started before this time."""
     user_id: str | None = None
     job_type: str | None = None
     group_by: str = "day"
@@ -48,11 +48,11 @@ class UsageFilter:
 
     @classmethod
     def parse(cls, parameters: Mapping[str, str], now: datetime) -> UsageFilter:
-        """The filter that an address's `parameters` (camelCase names) say; by default the UTC day of `now` and the 29
+        """Return the filter of an address's `parameters` (camelCase names). Default: the UTC day of `now` and the 29
         days before it.
 
-        Empty values narrow nothing, as a form sends its empty fields too. `InputInvalid` names every parameter that
-        is ill-typed; names that are none of a filter's are not looked at.
+        Empty values select all, because a form sends its empty fields too. `InputInvalid` names every invalid
+        parameter. Unknown names are ignored.
         """
         found: dict[str, Any] = {}
         faults: list[tuple[str, str]] = []
@@ -69,8 +69,8 @@ class UsageFilter:
 
     @classmethod
     def within(cls, found: Mapping[str, Any], now: datetime) -> UsageFilter:
-        """The filter of these fields, with the usual period where they name none; `InputInvalid` names `from` where
-        they name one that is too long, or ends before it begins.
+        """Return the filter of these fields, with the default period if they name none. `InputInvalid` names `from` if
+        the period is too long, or ends before it begins.
         """
         until = found.get("until") or _midnight(now) + timedelta(days=1)
         last_day = _midnight(until - timedelta(microseconds=1))
@@ -80,7 +80,7 @@ class UsageFilter:
         return cls(**{**found, "since": since, "until": until})
 
     def query(self, **changes: Any) -> dict[str, str]:
-        """The parameters that say this filter with `changes` (field names), for a link; unset ones are left out."""
+        """Return the parameters of this filter with `changes` (field names), for a link. Unset ones are left out."""
         changed = replace(self, **changes)
         found = {_SPELLINGS[f.name]: getattr(changed, f.name) for f in fields(changed)}
         if found["groupBy"] == UsageFilter.group_by:
@@ -88,7 +88,7 @@ class UsageFilter:
         return {name: iso(v) if isinstance(v, datetime) else str(v) for name, v in found.items() if v is not None}
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """What a call's row, or its job's, must fulfil."""
+        """Return the conditions on a call's row, or on its job's."""
         found: list[ColumnElement[bool]] = []
         if self.user_id is not None:
             found.append(AiUsageLog.user_id == self.user_id)
@@ -102,7 +102,7 @@ class UsageFilter:
 
     @property
     def asks_jobs(self) -> bool:
-        """Whether the jobs of the calls have to be looked at too."""
+        """Return whether the query must join the jobs."""
         return self.job_type is not None or self.group_by == "jobType"
 
 
@@ -123,6 +123,6 @@ PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "jobType": ("job_type", filters.PARAMETERS["jobType"][1]),
     "groupBy": ("group_by", _read_group),
 }
-"""The parameters of an address, the filter's field that each sets, and how it is read."""
+"""The parameters of an address: the field that each sets, and its parser."""
 
 _SPELLINGS = {field: parameter for parameter, (field, _) in PARAMETERS.items()}

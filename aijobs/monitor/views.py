@@ -1,4 +1,4 @@
-"""What the monitor answers: plain values, no rows of the database. The APIs answer with the same classes."""
+"""The answers of the monitor: plain values, no database rows. The APIs send the same classes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aijobs.queues.state import BROKER_STATES, OK
 from aijobs.screening.sensitive import FINDERS
 
 CAP = 10_001
-"""How far counting goes."""
+"""Upper limit of counts."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ Percent = Annotated[int, Field(ge=0, le=100)]
 
 @dataclass(frozen=True, kw_only=True)
 class PublicJob(Answer):
-    """A job as its user sees it: no input, no output, no internal message."""
+    """A job for its user: no input, no output, no internal message."""
 
     id: Annotated[str, Field(serialization_alias="jobId")]
     job_type: str
@@ -100,21 +100,21 @@ class PublicJob(Answer):
     attempt_no: Annotated[Natural, Field(serialization_alias="attempt")]
     created_at: Time
     queued_at: Maybe[Time]
-    """When the broker had it: `published_at` of its first enqueue event."""
+    """When the job was queued: `published_at` of its first enqueue event."""
     started_at: Maybe[Time]
     finished_at: Maybe[Time]
     next_attempt_at: Maybe[Time]
     cancel_requested_at: Maybe[Time]
     retried_as: Maybe[str]
-    """The job whose parent this one is."""
+    """The retry of this job."""
     error_code: Maybe[str]
     public_error_message: Maybe[str] = None
-    """In the reader's language, which the web knows."""
+    """In the reader's language. The web layer sets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow(PublicJob):
-    """One job as operators' lists show it."""
+    """A job in operators' lists."""
 
     schema_name = "AdminJob"
 
@@ -134,7 +134,7 @@ class JobRow(PublicJob):
     cancel_requested_by: Maybe[str]
     artifact_count: Natural
     newest_id: Annotated[str, Field(serialization_alias="newestJobId")]
-    """The newest job of its chain, which decides whether the work is done; its own id where it was never retried."""
+    """The newest job of its chain, which shows whether the work is done; its own id if it was never retried."""
     newest_status: Annotated[Status, Field(serialization_alias="newestLifecycleStatus")]
     retry_refusal: Maybe[Annotated[str, one_of(("not_final", JobState.SUCCEEDED, "superseded", "unknown_job_type"))]]
     """Why it can't be retried (None: it can)."""
@@ -158,19 +158,19 @@ class JobRow(PublicJob):
     @computed_field(exclude_if=is_none)  # type: ignore[prop-decorator]
     @property
     def recovered_by(self) -> Maybe[str]:
-        """The retry that did this job's work after all."""
+        """The retry that succeeded."""
         superseded = self.newest_id != self.id and self.newest_status == JobState.SUCCEEDED
         return self.newest_id if superseded else None
 
     @property
     def unresolved(self) -> bool:
-        """Failed, and nothing was retried after it."""
+        """Failed and not retried."""
         return self.lifecycle_status == JobState.FAILED and self.newest_id == self.id
 
 
 @dataclass(frozen=True)
 class Artifact(Answer):
-    """Something in a business table that a job's output became."""
+    """A row of a business table that was made from a job's output."""
 
     artifact_type: str
     artifact_id: str
@@ -178,7 +178,7 @@ class Artifact(Answer):
 
 @dataclass(frozen=True)
 class Result(Answer):
-    """What a job that succeeded made."""
+    """The result of a succeeded job."""
 
     artifact_count: Natural
     artifacts: tuple[Artifact, ...]
@@ -186,7 +186,7 @@ class Result(Answer):
 
 @dataclass(frozen=True)
 class JobView:
-    """One job of a user, with what it made."""
+    """A job of a user, with its artifacts."""
 
     job: JobRow
     artifacts: tuple[Artifact, ...]
@@ -194,7 +194,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class UserJob(Flattened):
-    """A job of the asker's own."""
+    """A job of the user who asks."""
 
     schema_name = "Job"
     flattened = "job"
@@ -205,7 +205,7 @@ class UserJob(Flattened):
 
 @dataclass(frozen=True)
 class HistoryEntry(Answer):
-    """One change of a job's state, holder or plan."""
+    """One change of a job's state, lease or plan."""
 
     seq: Natural
     type: Annotated[str, one_of(HistoryType)]
@@ -219,7 +219,7 @@ class HistoryEntry(Answer):
 
 @dataclass(frozen=True)
 class OutboxRow(Answer):
-    """One outbox event and how far it got; its dedupe key and payload stay inside."""
+    """An outbox event and its state, without dedupe key and payload."""
 
     schema_name = "OutboxEvent"
 
@@ -241,7 +241,7 @@ class OutboxRow(Answer):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def requeueable(self) -> bool:
-        """A dead end event; the job of a dead enqueue event is retried instead."""
+        """Whether it is a dead end event. The job of a dead enqueue event is retried instead."""
         return self.status == OutboxState.DEAD and self.event_type != OutboxEventType.ENQUEUE
 
 
@@ -277,18 +277,18 @@ class UsageRow(Answer):
 
     @property
     def unpriced(self) -> bool:
-        """It ended, may have cost something, and nobody knows how much."""
+        """It ended and may have cost something, but the cost is unknown."""
         return self.state != CallState.STARTED and self.cost_micros is None and self.billed != "no"
 
     @property
     def possibly_billed(self) -> bool:
-        """It ended, and nobody knows whether the provider bills it."""
+        """It ended, and whether the provider bills it is unknown."""
         return self.state != CallState.STARTED and self.billed == "unknown"
 
 
 @dataclass(frozen=True)
 class CallCost(Answer):
-    """What priced calls cost in one currency, in micro-units."""
+    """The cost of priced calls in one currency, in micro-units."""
 
     currency: Maybe[str]
     cost_micros: int
@@ -296,7 +296,7 @@ class CallCost(Answer):
 
 @dataclass(frozen=True)
 class UsageTotal(Answer):
-    """What provider calls came to. All of it is exact."""
+    """Exact sums of provider calls."""
 
     calls: Natural = 0
     failed_calls: Annotated[Natural, Field(description="Lost ones too.")] = 0
@@ -322,7 +322,7 @@ class UsageTotal(Answer):
 
 @dataclass(frozen=True)
 class UsageGroup(Flattened):
-    """The calls that have something in common: their `day` (UTC), their `job_type` and so on."""
+    """Sums of the calls of one group: of a `day` (UTC), a `job_type` and so on."""
 
     flattened = "total"
 
@@ -336,19 +336,19 @@ class UsageGroup(Flattened):
 
 @dataclass(frozen=True)
 class Usage(Answer):
-    """Calls by group, and all of them together."""
+    """Sums by group, and the total."""
 
     schema_name = "UsageSums"
 
     groups: tuple[UsageGroup, ...]
     total: UsageTotal
     more: bool
-    """Whether there are groups that only the total counts."""
+    """Whether there are more groups, which only the total includes."""
 
 
 @dataclass(frozen=True)
 class SnapshotDescription(Answer):
-    """What is told of a job's frozen input without showing it."""
+    """A description of a job's input, without its content."""
 
     schema_name = "Snapshot"
 
@@ -357,7 +357,7 @@ class SnapshotDescription(Answer):
     content_bytes: Natural
     redaction_version: str
     redaction_counts: Annotated[Mapping[str, int], WithJsonSchema(_REDACTIONS)]
-    """How often each redaction rule found something: `{"email": 2}`."""
+    """Replacements by each redaction rule: `{"email": 2}`."""
     expires_at: Time
 
 
@@ -376,24 +376,24 @@ class ChainLink(Answer):
 
 @dataclass(frozen=True)
 class Wait(Answer):
-    """Why a job that has not ended is where it is."""
+    """Why a job that hasn't ended waits or runs."""
 
     schema_name = "Waiting"
 
     reason: Annotated[str, one_of(WAIT_REASONS)]
     until: Maybe[Time] = None
-    """When the job runs next, if it has such a time and that is in the future."""
+    """When the job runs next, if that time is known and in the future."""
     breakers: Annotated[tuple[BreakerState, ...], Field(exclude_if=not_)] = ()
-    """With `breaker_open`: those that keep its calls back, in the order of its routes."""
+    """With `breaker_open`: the breakers that block its calls, in the order of its routes."""
     cause: Maybe[str] = None
     """With `broker_away` and `broker_refuses`: what is wrong with the broker, in English."""
     explanation: str = ""
-    """In the reader's language, which the web knows."""
+    """In the reader's language. The web layer sets it."""
 
 
 @dataclass(frozen=True)
 class JobDetail(Flattened):
-    """Everything of one job that an operator may see without revealing content."""
+    """Everything of a job that an operator may see without a reveal."""
 
     schema_name = "AdminJobDetail"
     flattened = "job"
@@ -404,9 +404,9 @@ class JobDetail(Flattened):
     prompt_version: Maybe[str]
     credential_id: Maybe[str]
     output_hash: Maybe[str]
-    """Set once an answer is saved."""
+    """Set when an answer is saved."""
     internal_error_message: Annotated[Maybe[str], Field(description="For SUPER_ADMIN alone.")]
-    """Only where it was asked for."""
+    """Set only if it was asked for."""
     snapshot: Maybe[SnapshotDescription]
     artifacts: tuple[Artifact, ...]
     history: tuple[HistoryEntry, ...]
@@ -414,19 +414,19 @@ class JobDetail(Flattened):
     usage: tuple[UsageRow, ...]
     usage_total: Annotated[UsageTotal, FOR_SOME]
     chain: tuple[ChainLink, ...]
-    """All jobs of its chain, the first one first."""
+    """All jobs of its chain, oldest first."""
     chain_total: Annotated[UsageTotal, FOR_SOME]
-    """Of the provider calls of all jobs of its chain, its own included."""
+    """Sums of the provider calls of all jobs of its chain, including its own."""
     read_at: Annotated[datetime, Field(exclude=True)]
-    """The database's time of reading: ages are counted from here."""
+    """The database's time of the read. Ages are counted from it."""
     waiting: Maybe[Wait] = None
     loss_explanation: Maybe[str] = None
-    """In the reader's language, which the web knows."""
+    """In the reader's language. The web layer sets it."""
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """The content of a job. Whoever asks for it has the right, gave a reason and is in the audit log."""
+    """The content of a job, for an operator who has the right, gave a reason and is in the audit log."""
 
     snapshot: Any | None
     validated_output: Any | None
@@ -434,7 +434,7 @@ class Revealed:
 
 @dataclass(frozen=True)
 class QueuePaused(Answer):
-    """Why a queue takes no new job."""
+    """The pause of a queue."""
 
     reason: str
     by: str
@@ -443,17 +443,17 @@ class QueuePaused(Answer):
 
 @dataclass(frozen=True)
 class QueueStatus(Answer):
-    """One queue. What only the broker knows is None while it can't be reached."""
+    """The state of a queue. The broker's part is None while it is away."""
 
     queue_name: str
     broker: Annotated[str, one_of(BROKER_STATES)]
-    """Whether the broker takes its messages."""
+    """Whether the broker takes messages of this queue."""
     broker_cause: Maybe[str]
     broker_depth: Natural | None
     queued: CappedCount
     """Jobs that wait for their first attempt, by the database."""
     retrying: CappedCount
-    """Running jobs that nobody holds: they wait for their next attempt."""
+    """Running jobs that nobody holds. They wait for their next attempt."""
     active: CappedCount
     """Running jobs that a worker holds."""
     oldest_queued_at: Maybe[Time]
@@ -469,17 +469,17 @@ class QueueStatus(Answer):
 
 @dataclass(frozen=True)
 class OutboxStatus(Answer):
-    """The outbox at a glance."""
+    """The state of the outbox."""
 
     counts: Annotated[Mapping[str, CappedCount], WithJsonSchema(_OUTBOX_COUNTS)]
     oldest_pending_at: Maybe[Time]
-    """Since when the oldest pending event has been due; None where none is due."""
+    """Due time of the oldest pending event; None if none is due."""
     lag_s: Annotated[Milliseconds, Field(serialization_alias="lagMs")]
-    """For how long that event has been due; 0 where none is."""
+    """How long that event has been due; 0 if none is."""
     dead: tuple[OutboxRow, ...]
-    """The newest fifty."""
+    """The newest fifty dead events."""
     unknown_types: tuple[OutboxRow, ...]
-    """Events that nobody knew what to do with; the newest fifty."""
+    """The newest fifty events of unknown types."""
 
 
 @dataclass(frozen=True)
@@ -495,7 +495,7 @@ class HeldJob(Answer):
 
 @dataclass(frozen=True)
 class WorkerRow(Answer):
-    """One worker process.
+    """A worker process.
 
     `state`: stalled (it takes no message though some wait), late (its heartbeat is overdue), lost (it holds jobs and
     has no heartbeat), unknown (the broker, which has the heartbeats, is away).
@@ -508,26 +508,26 @@ class WorkerRow(Answer):
     host: str
     pid: Maybe[Natural]
     started_at: Maybe[Annotated[str, WithJsonSchema(TIME)]]
-    """As its heartbeat says."""
+    """Start time, by its heartbeat."""
     state: Annotated[str, one_of(("live", "stalled", "late", "lost", "unknown"))]
     age_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="heartbeatAgeMs")]
-    """Since its last heartbeat."""
+    """Time since its last heartbeat."""
     active_job_count: Natural
-    """By its heartbeat; for one that is late or lost, by the database."""
+    """By its heartbeat; for a late or lost one, by the database."""
     active_job_ids: tuple[str, ...]
     holds: tuple[HeldJob, ...]
-    """What the database says it holds."""
+    """The jobs that it holds, by the database."""
     slots: Maybe[Natural]
-    """How many jobs it runs at once, by its heartbeat."""
+    """Number of jobs that it runs at once, by its heartbeat."""
     policy_slots: Maybe[Natural]
-    """How many its queue's policy gives to a process; None for a queue without jobs."""
+    """Number of jobs per process by its queue's policy; None for a queue without jobs."""
     popped_s: Annotated[Maybe[Milliseconds], Field(serialization_alias="lastPopAgeMs")] = None
-    """Since it last took a message; None if it took none, or doesn't tell."""
+    """Time since it last took a message; None if it took none, or if unknown."""
 
 
 @dataclass(frozen=True)
 class Workers(Answer):
-    """All workers that are known; `broker_away`: heartbeats can't be read, and who is lost can't be told."""
+    """All known workers. `broker_away`: heartbeats can't be read, so it is unknown who is lost."""
 
     schema_name = "WorkerList"
 
@@ -540,33 +540,34 @@ class Workers(Answer):
 
 @dataclass(frozen=True)
 class PassRow:
-    """A duty of the maintenance consumers. `state`: on_time, failing (its last round did) or overdue (none has gone
-    well for three periods, or ever)."""
+    """A pass of the maintenance consumers. `state`: on_time, failing (the last run did) or overdue (no success for
+    three periods, or ever).
+    """
 
     name: str
     state: str
     succeeded_at: str | None
     failed_at: str | None
     failures: int
-    """Rounds in a row that failed."""
+    """Failed runs in a row."""
     error: str | None
     """The class of the last error, while it fails."""
 
 
 @dataclass(frozen=True)
 class CallSums(Answer):
-    """What a day's calls of one model came to."""
+    """Sums of a day's calls of one model."""
 
     calls: Natural = 0
     failed: Annotated[Natural, Field(serialization_alias="failedCalls")] = 0
-    """Lost ones too."""
+    """Including lost ones."""
     under_way: Annotated[Natural, Field(serialization_alias="callsUnderWay")] = 0
     prompt_tokens: Annotated[Natural, FOR_SOME] = 0
     completion_tokens: Annotated[Natural, FOR_SOME] = 0
     unpriced: Annotated[Natural, FOR_SOME, Field(serialization_alias="unpricedCalls")] = 0
-    """Calls that ended and have no price; never taken for free."""
+    """Ended calls without a price. They never count as free."""
     median_ms: Annotated[Maybe[Natural], Field(serialization_alias="medianLatencyMs")] = None
-    """Of the answers; None while there is none."""
+    """Median of the answers; None without any."""
     costs: Annotated[tuple[CallCost, ...], FOR_SOME] = ()
 
 
@@ -589,20 +590,20 @@ class ProviderRow(Answer):
 
     name: str
     host: Maybe[str]
-    """Of its base URL; None for the built-in one, and for one that is configured no more."""
+    """Host of its base URL; None for the built-in one, and for one that isn't configured any more."""
     key: Annotated[str, one_of(("yes", "no", "not_needed"))]
-    """Whether the platform has a key there."""
+    """Whether the platform has a key."""
     breaker: BreakerState
-    """The platform's."""
+    """The platform's breaker."""
     limit: Annotated[
         Maybe[Annotated[int, Field(ge=1)]],
         Field(serialization_alias="callLimit", description="Left out where there is none."),
     ]
-    """Calls at once across all workers; None: any number."""
+    """Maximum concurrent calls across all workers; None: no limit."""
     in_flight: Annotated[
         Maybe[Natural], Field(serialization_alias="callsInFlight", description="Left out while Redis can't tell.")
     ]
-    """Calls under way, by the slots where there is a limit, else by the ledger; None while Redis is away."""
+    """Running calls, by the slots if there is a limit, otherwise by the usage rows; None while Redis is away."""
     models: tuple[ModelRow, ...]
 
 
@@ -616,4 +617,4 @@ class Providers(Answer):
     read_at: Annotated[datetime, Field(exclude=True)]
     providers: tuple[ProviderRow, ...]
     routes: Annotated[Mapping[str, tuple[str, ...]], Field(exclude=True)]
-    """By name, and by credential mode for users' keys: the models a call is tried at, `provider/model`, in turn."""
+    """Routes by name, and by credential mode for users' keys: the models `provider/model`, in order."""

@@ -1,4 +1,4 @@
-"""Why a job that has not ended is where it is."""
+"""Explain why a job that hasn't ended waits or runs."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from aijobs.queues.state import AWAY, OK
 
 
 def enqueue_event(detail: JobDetail) -> OutboxRow | None:
-    """The event that asks for the job's present or next attempt."""
+    """Return the event that asks for the job's current or next attempt."""
     return next((event for event in reversed(detail.outbox) if event.event_type == OutboxEventType.ENQUEUE), None)
 
 
 def due_at(detail: JobDetail) -> datetime:
-    """When the job may be taken: its due time."""
+    """Return the job's due time."""
     return detail.job.next_attempt_at or detail.job.created_at
 
 
 def lease_expired(detail: JobDetail, grace: timedelta) -> bool:
-    """Whether the holder's lease has run out, grace included."""
+    """Return whether the lease has expired, grace included."""
     until = detail.job.lock_until
     return detail.job.locked_by is not None and until is not None and until + grace < detail.read_at
 
 
 def was_postponed(detail: JobDetail) -> bool:
-    """Whether the job's worker gave it back for a while, uncounted, as no provider was to be asked just then."""
+    """Return whether the job was postponed because no provider was available."""
     return bool(detail.history) and detail.history[-1].type == HistoryType.POSTPONED
 
 
 def find_wait(
     detail: JobDetail, queue: QueueStatus | None, breakers: Sequence[BreakerState], lease_grace: timedelta
 ) -> Wait | None:
-    """The reason for the wait; None for a job that has ended.
+    """Return the reason for the wait; None for a job that has ended.
 
-    `queue` is the one that the job waits in, `breakers` are those that keep its calls back; both matter for a job that
-    nobody holds.
+    `queue`: the job's queue. `breakers`: those that block its calls. Both matter for a job that nobody holds.
     """
     job = detail.job
     if job.final:
@@ -64,7 +63,7 @@ def find_wait(
 
 
 def _delivery(detail: JobDetail, queue: QueueStatus | None) -> str:
-    """How far the message of a job that is due has come."""
+    """Return how far the message of a due job has come."""
     if queue is not None and queue.workers == 0:
         return "no_worker"
     event = enqueue_event(detail)

@@ -1,4 +1,4 @@
-"""Workers as people see them: who beats, who is late, and who holds jobs without a sign of life."""
+"""Read workers for people: with a heartbeat, late, or lost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from aijobs.queues.state import BrokerState
 
 MOST_HELD = 1000
 STALLED_S = 30.0
-"""A worker without a job asks its queue for a message each second. One whose queue didn't answer for so long, by its
-heartbeat, takes nothing."""
+"""A worker without a job asks its queue each second. If its heartbeat says that the queue didn't answer for so long, it
+takes nothing.
+"""
 
 
 class Heartbeat(Protocol):
-    """What a worker last said of itself."""
+    """The last heartbeat of a worker."""
 
     @property
     def instance_id(self) -> str: ...
@@ -53,15 +54,15 @@ class Heartbeat(Protocol):
 
 
 class PresenceSource(Protocol):
-    """Where heartbeats are read."""
+    """Reads heartbeats."""
 
     def read(self) -> Sequence[Heartbeat]:
-        """All heartbeats that are there; `BrokerUnavailable`."""
+        """Return all heartbeats; `BrokerUnavailable`."""
         ...
 
 
 def is_late(beat: Heartbeat, after_s: float) -> bool:
-    """Whether nothing was heard of a worker for too long to count on it."""
+    """Return whether the heartbeat is too old to trust."""
     return beat.age_s > after_s
 
 
@@ -69,20 +70,20 @@ class BrokerLooks(Protocol):
     """What is asked of the broker."""
 
     def look(self) -> BrokerState:
-        """Whether the broker answers and takes messages, and how many wait. Never raises, never waits long."""
+        """Return the broker's state and the number of waiting messages. Never raises, never waits long."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkerReads:
-    """Heartbeats beside what the database says is held, in one statement."""
+    """Combines heartbeats with the held jobs in the database, in one statement."""
 
     broker: BrokerLooks
     presence: PresenceSource
     late_after_s: float
 
     def read(self, session: Session) -> Workers:
-        """All workers: the ones that beat, and those that hold jobs and don't."""
+        """Return all workers: with a heartbeat, and those that hold jobs without one."""
         held = _find_held(session)
         broker = self.broker.look()
         try:
@@ -96,7 +97,9 @@ class WorkerReads:
         return Workers(False, (*rows, *lost), broker.state, broker.cause)
 
     def _alive(self, beat: Heartbeat, held: Sequence[HeldJob], broker: BrokerState) -> WorkerRow:
-        """A late one's last word is no news: it may have been killed since, and its jobs taken over."""
+        """Return the row of a worker with a heartbeat. A late heartbeat's jobs aren't used: it may be dead, and its
+        jobs taken over.
+        """
         late = is_late(beat, self.late_after_s)
         stalled = _takes_nothing(beat) and bool(broker.of(beat.queue).depth)
         active = [job.id for job in held] if late else beat.active_job_ids
@@ -118,7 +121,7 @@ class WorkerReads:
 
 
 def _takes_nothing(beat: Heartbeat) -> bool:
-    """Whether a worker without a job has had no answer of its queue for long: it waits a second for each."""
+    """Return whether a worker without a job has had no answer of its queue for long. It asks each second."""
     return not beat.active_job_count and beat.asked_s is not None and beat.asked_s - beat.age_s > STALLED_S
 
 
@@ -127,7 +130,7 @@ def _policy_slots(queue_name: str) -> int | None:
 
 
 def _silent(instance_id: str, held: Sequence[HeldJob], state: str) -> WorkerRow:
-    """A worker that is known by the jobs it holds alone."""
+    """Return the row of a worker that is only known by the jobs that it holds."""
     known = InstanceId.parse(instance_id)
     return WorkerRow(
         instance_id=instance_id,
@@ -146,7 +149,7 @@ def _silent(instance_id: str, held: Sequence[HeldJob], state: str) -> WorkerRow:
 
 
 def _find_held(session: Session) -> dict[str, list[HeldJob]]:
-    """Held jobs by the instance that holds them."""
+    """Return held jobs by the instance that holds them."""
     rows = session.execute(
         select(AiJob.locked_by, AiJob.id, AiJob.job_type, AiJob.queue_name, AiJob.attempt_no, AiJob.lock_until)
         .where(AiJob.lifecycle_status == JobState.RUNNING, AiJob.locked_by.is_not(None))

@@ -1,4 +1,4 @@
-"""Rules for Chinese: what a sentence defines, names, counts or places."""
+"""Rules for Chinese: what a sentence defines, names, counts or locates."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ChineseRules:
     # -------------------------------------------------------------------------
 
     def statements(self, sentence: Sentence) -> Iterator[Fact]:
-        """What `sentence` defines or answers by itself, best first."""
+        """Yield what `sentence` defines or answers by itself, best first."""
         text = sentence.text
         if _MARKUP.search(text):
             return
@@ -148,9 +148,7 @@ class ChineseRules:
         return self._what_is(sentence, term, rest, lead=lead, formal=definite or bool(re.match("一[种类]", rest)))
 
     def _at_to_be(self, text: str) -> tuple[int, str] | None:
-        """Where the first verb "to be" stands that is a word by itself (not in 但是, 总是, …), and which it
-        is.
-        """
+        """Return the place of the first verb "to be" that is a word by itself (not in 但是, 总是, …), and the verb."""
         words = self._segmenter.words(text)
         for index, word in enumerate(words):
             if word.text in "，。；：":
@@ -177,8 +175,7 @@ class ChineseRules:
         )
 
     def _what_is(self, sentence: Sentence, term: str, rest: str, lead: str = "", formal: bool = False) -> Fact:
-        # 《…》 around a title, or a person's trade at the end of the first clause, tell what kind of thing it
-        # is.
+        # 《…》 around a title, or a person's trade at the end of the first clause, shows what kind of thing it is.
         first_clause = re.split(r"[，。；]", rest)[0]
         if _PERSON_AT_END.search(first_clause) and "的" not in term and not _PERSON_AT_END.search(term):
             question = f"{term}是谁？"
@@ -276,7 +273,7 @@ class ChineseRules:
     # -----------------------------------------------------------------------
 
     def gaps(self, sentence: Sentence, terms: Sequence[str]) -> Iterator[Fact]:
-        """What can be hidden in `sentence`: one of `terms`, else a number, else a name; none that gives
+        """Yield what can be hidden in `sentence`: one of `terms`, otherwise a number, otherwise a name; none that gives
         itself away.
         """
         text = _FILLER.sub("", sentence.text)
@@ -345,7 +342,9 @@ def _after_label(text: str) -> str:
 
 
 def _tells_something(match: re.Match[str], text: str) -> bool:
-    """Not part of an equation, and a number of something: with a unit, or after a word that says how much."""
+    """Return whether a number is of something: with a unit, or after a word for an amount, and not part of an
+    equation.
+    """
     if re.search(r"[+=→×]", text[max(0, match.start() - 2) : match.end() + 2]):
         return False
     counted = bool(re.search(r"\D$", match.group().strip()))

@@ -1,4 +1,4 @@
-"""Rules for English: what a sentence defines, names, counts or places."""
+"""Rules for English: what a sentence defines, names, counts or locates."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ _COMMON_NOUN = re.compile(
 
 
 class EnglishRules:
-    """Facts of English sentences. `sentences` is the whole text, out of which it learns which words are
-    names.
-    """
+    """Facts of English sentences. `sentences` is the whole text, from which it learns which words are names."""
 
     def __init__(self, sentences: Sequence[Sentence]) -> None:
         self._lowered: set[str] = set()
@@ -115,7 +113,7 @@ class EnglishRules:
     # -------------------------------------------------------------------------
 
     def statements(self, sentence: Sentence) -> Iterator[Fact]:
-        """What `sentence` defines or answers by itself, best first."""
+        """Yield what `sentence` defines or answers by itself, best first."""
         text = sentence.text
         if _MARKUP.search(text) or text.endswith("?") or _FIRST_PERSON.search(text):
             return
@@ -153,7 +151,7 @@ class EnglishRules:
             return None
         fact = self._what_is(sentence, term, "are" if self._is_plural(term) else "is", rest)
         if fact.question == f"What is {term}?" and re.match(r"an? ", rest):
-            # Whether the word takes an article can't be told; this way of asking needs none.
+            # It is unknown whether the word takes an article; this question needs none.
             return replace(fact, question=f"What is meant by “{term}”?")
         return fact
 
@@ -259,7 +257,7 @@ class EnglishRules:
     # -----------------------------------------------------------------------
 
     def gaps(self, sentence: Sentence, terms: Sequence[str]) -> Iterator[Fact]:
-        """What can be hidden in `sentence`: one of `terms`, else a number, else a name; none that gives
+        """Yield what can be hidden in `sentence`: one of `terms`, otherwise a number, otherwise a name; none that gives
         itself away.
         """
         text = OPENERS.sub("", sentence.text)
@@ -268,7 +266,7 @@ class EnglishRules:
             return
         lowered = text.lower()
         for term in () if _SAYS_LITTLE.search(text) else terms:
-            # Looked for plainly first: a pattern per term and sentence would cost their product.
+            # Search the plain text first: a pattern per term and sentence would take too long.
             match = _find_word(term, text) if term.lower() in lowered else None
             if match and _share(match.group(), text) <= 0.5 and len(text.split()) >= 8:
                 yield Fact(TERM, "en", sentence, text, gap=match.group(), term=term)
@@ -300,7 +298,7 @@ class EnglishRules:
     # ----------------------------------------------------------------------------------------------------
 
     def in_sentence(self, subject: str) -> str:
-        """`subject` as it is written inside a sentence: a capital only where it belongs to the word."""
+        """Return `subject` as written inside a sentence: a capital only if it belongs to the word."""
         first, space, rest = subject.partition(" ")
         if first in ("A", "An", "The"):
             return first.lower() + space + rest
@@ -331,7 +329,7 @@ class EnglishRules:
         return match is not None and " " in term and not term.startswith(("The ", "A ", "An "))
 
     def _is_counted(self, term: str) -> bool:
-        """Whether the notes use a word with "a" or in the plural, so that it needs an article."""
+        """Return whether the notes use a word with "a" or in the plural, so that it needs an article."""
         if not re.fullmatch(r"[a-z][a-z -]+", term) or term.startswith(("a ", "an ", "the ")):
             return False
         return bool(re.search(rf"\b(?:an? {re.escape(term)}|{re.escape(term)}e?s)\b", self._all))
@@ -345,7 +343,7 @@ class EnglishRules:
 
 
 def _after_label(text: str) -> str | None:
-    """`text` without a label like "Definition:" before it; None where what is left is no sentence."""
+    """Return `text` without a label like "Definition:"; None if the rest is no sentence."""
     label, colon, rest = text.partition(":")
     if colon and label.strip().lower() in GENERIC_LABELS:
         return rest.strip() or None
@@ -353,7 +351,7 @@ def _after_label(text: str) -> str | None:
 
 
 def _is_whole(sentence: Sentence) -> bool:
-    """Whether it ends like a sentence; a list item without a full stop may lack its subject."""
+    """Return whether it ends like a sentence. A list item without a full stop may lack its subject."""
     return bool(re.search(r"[.!][\"'”’)\]]*$", sentence.text)) and sentence.text[:1].isupper()
 
 
@@ -376,7 +374,7 @@ def _stands_alone(text: str) -> bool:
 
 
 def _leans(text: str) -> bool:
-    """Whether a pronoun comes before anything that it could stand for."""
+    """Return whether a pronoun comes before anything that it could refer to."""
     clause = re.split(r"[,;:]", text)[0]
     opening = " ".join(text.split()[:4]).lower()
     if re.search(r"\b(?:it|they|he|she|them|his|her|their|its)\b", opening):
@@ -385,7 +383,7 @@ def _leans(text: str) -> bool:
 
 
 def _is_command(text: str) -> bool:
-    """Whether the notes tell the learner to do something."""
+    """Return whether the notes tell the learner to do something."""
     return bool(
         re.match(r"(?:Remember|Note|Notice|Learn|See|Look|Consider|Draw|Write|Revise|Read|Do not|Don't)\b", text)
     )
@@ -400,7 +398,7 @@ def _share(part: str, whole: str) -> float:
 
 
 def _tells_something(match: re.Match[str], text: str) -> bool:
-    """Not a lone figure at the start, a list's number, or part of a formula or a date's day."""
+    """Return whether a number is more than a figure at the start, a list's number, or part of a formula or date."""
     figure = match.group()
     before, after = text[: match.start()], text[match.end() :]
     if figure.strip().isdigit() and _NAMES_A_THING.search(before):
@@ -417,7 +415,7 @@ def _bare(term: str) -> str:
 
 
 def _as_answer(text: str) -> str:
-    """An answer by itself begins with a capital, unless its first word has a shape of its own (pH, mRNA)."""
+    """Return an answer with a capital, unless its first word has its own form (pH, mRNA)."""
     if len(text.split()) <= 4:
         text = text.rstrip(".!")
     first = text.split()[0] if text.split() else ""
@@ -425,7 +423,7 @@ def _as_answer(text: str) -> str:
 
 
 def _expansion(short: str, before: str) -> str:
-    """The last words of `before` that `short` abbreviates; empty where it abbreviates none of them."""
+    """Return the last words of `before` that `short` abbreviates; empty if it abbreviates none."""
     words = re.findall(r"[\w'’-]+", before)
     letters = short.lower()
     for count in range(1, min(len(words), len(letters) + 3) + 1):
@@ -442,8 +440,8 @@ def _start_of(before: str, tail: Sequence[str]) -> int:
 
 
 def _abbreviates(letters: str, words: Sequence[str]) -> bool:
-    """Each letter in order, and most words begun by one: deoxyribonucleic acid gives DNA, "a big apple"
-    doesn't.
+    """Return whether each letter occurs in order, and most words begin with one: deoxyribonucleic acid gives DNA, "a
+    big apple" doesn't.
     """
     joined, at = " ".join(words).lower(), 0
     for letter in letters:

@@ -1,4 +1,4 @@
-"""What the rules find in a sentence, before it becomes a card."""
+"""The facts that rules find in a sentence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ DEFINITION, QUESTION, TERM, ACRONYM, NUMBER, NAME = (
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a learner can be asked.
+    """A fact that a learner can be asked about.
 
-    Either `question` and `answer`, or `gap`: the words of `sentence.text` to hide (then `question` is the
-    text that they are hidden in). `term` is what the fact is about, for not asking twice and for hiding it
-    elsewhere.
+    Either `question` and `answer`, or `gap`: the words of `sentence.text` to hide (then `question` is the text with
+    them). `term` is its subject, used to avoid repetitions and to hide it elsewhere.
     """
 
     kind: str

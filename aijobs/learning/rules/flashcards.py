@@ -1,4 +1,4 @@
-"""From facts to cards: definitions first, then what else the notes answer, then gaps."""
+"""Make cards from facts: definitions first, then other answers, then gaps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aijobs.learning.rules.facts import ACRONYM, DEFINITION, NAME, NUMBER, QUEST
 from aijobs.learning.rules.reader import NotesReader, Reading
 
 GAPS_A_TERM = 2
-"""A term that is hidden more often than this teaches nothing new."""
+"""Maximum gaps for one term."""
 
 _STATED = (DEFINITION, QUESTION, ACRONYM)
 _HIDDEN = (TERM, ACRONYM, NUMBER, NAME)
@@ -34,9 +34,9 @@ _DIFFICULTY = {
 
 
 def make_flashcards(reader: NotesReader, notes: Mapping[str, Any], token: CancellationToken) -> dict[str, Any]:
-    """The answer of `flashcard_generation`: at most `options.max_cards` cards, each with its quote.
+    """Return the answer of `flashcard_generation`: at most `options.max_cards` cards, each with its quote.
 
-    Raises `JobError(VALIDATION_NOTHING_TO_EXTRACT)` where the rules find nothing, and what the token raises.
+    `JobError(VALIDATION_NOTHING_TO_EXTRACT)` if the rules find nothing, and the token's errors.
     """
     options = notes["options"]
     wanted = {"basic", "cloze"} & set(options["card_types"])
@@ -72,7 +72,9 @@ def _basic(fact: Fact) -> dict[str, Any]:
 
 
 def _cloze(fact: Fact) -> dict[str, Any]:
-    """Each place where the hidden words stand is hidden, so that the sentence doesn't tell its own answer."""
+    """Return a cloze card. Every occurrence of the hidden words is hidden, so that the sentence doesn't show its own
+    answer.
+    """
     around = r"(?<![\w-])", r"(?![\w-])"
     before, after = around if fact.lang == "en" else ("", "")
     pattern = re.compile(before + re.escape(fact.gap) + after, re.IGNORECASE if fact.kind == TERM else 0)

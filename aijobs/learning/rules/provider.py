@@ -1,6 +1,4 @@
-"""`local-extractive-v1`: answers like a model would, with JSON text, and says nothing that is not in the
-notes.
-"""
+"""`local-extractive-v1`: answers with JSON text like a model, and says only what the notes say."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ UNBILLED = CallFacts(billed="no")
 """Work in this process costs nothing, however it ends."""
 
 Maker = Callable[["NotesReader", Mapping[str, Any], CancellationToken], dict[str, Any]]
-"""From a reader of notes and a job's input to the answer's JSON object."""
+"""Makes the answer's JSON object from a reader of notes and a job's input."""
 
 
 def _make_flashcards(reader: NotesReader, job_input: Mapping[str, Any], token: CancellationToken) -> dict[str, Any]:
@@ -36,11 +34,10 @@ MAKERS: Mapping[str, Maker] = {"flashcard_generation": _make_flashcards}
 
 
 class LocalProvider:
-    """The provider `local`. `cache_dir` keeps the Chinese dictionary, read from the package once and then
-    from there.
+    """The provider `local`. `cache_dir` keeps the Chinese dictionary after the first read from the package.
 
-    The dictionary takes about a second to load: it is loaded by the first Chinese text. The rules of the two languages
-    are a part of every process's start that counts: they are imported by the first job, which most sites never see.
+    The dictionary takes about a second to load, so the first Chinese text loads it. The rules of both languages would
+    slow each process's start, so the first job imports them.
     """
 
     name = NAME
@@ -51,7 +48,7 @@ class LocalProvider:
         self._loading = new_lock()
 
     def _get_reader(self) -> NotesReader:
-        """The one reader, which holds the dictionary."""
+        """Return the only reader, which holds the dictionary."""
         from aijobs.learning.rules.chinese import ChineseRules
         from aijobs.learning.rules.reader import NotesReader
 
@@ -61,11 +58,10 @@ class LocalProvider:
             return self._reader
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
-        """The answer to `request`, from its `input` alone; the same for the same input.
+        """Return the answer to `request`, from its `input` alone; the same for the same input.
 
-        Raises `CallFailed`, never billed: INTERNAL_CONFIG for a job type that has no rules here,
-        VALIDATION_NOTHING_TO_EXTRACT where they find nothing, INTERNAL_ERROR for a fault of theirs; and what the
-        token raises, between one segment and the next.
+        Raises `CallFailed`, never billed: INTERNAL_CONFIG for a job type without rules, VALIDATION_NOTHING_TO_EXTRACT
+        if they find nothing, INTERNAL_ERROR for their own faults; and between two segments the token's errors.
         """
         try:
             text = self._write(request, token)

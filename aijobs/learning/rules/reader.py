@@ -1,4 +1,4 @@
-"""From the segments of a job's input to facts, in the language of each sentence."""
+"""Read facts from the segments of a job's input, in the language of each sentence."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from aijobs.learning.rules.text import PROSE, Sentence, split_sentences
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the notes say (`statements`), and what can be hidden in the sentences that say nothing else
-    (`gaps`).
-    """
+    """What the notes say (`statements`), and what can be hidden in the other sentences (`gaps`)."""
 
     statements: list[Fact]
     gaps: list[Fact]
 
 
 class NotesReader:
-    """Reads notes by rules. One may serve many threads."""
+    """Reads notes by rules. Thread-safe."""
 
     def __init__(self, chinese: ChineseRules) -> None:
         self._chinese = chinese
 
     def read(self, notes: Mapping[str, Any], token: CancellationToken) -> Reading:
-        """The facts of `notes` (`lang`, `segments`), in their order. Raises what the token raises."""
+        """Return the facts of `notes` (`lang`, `segments`), in their order. Raises the token's errors."""
         sentences: list[Sentence] = []
         for segment in notes["segments"]:
             token.raise_if_cancelled()
@@ -62,7 +60,7 @@ class NotesReader:
 
 
 def _opens_with_a_title(sentences: Sequence[Sentence]) -> bool:
-    """Whether the notes' first line is their title: "Osmosis: a short guide" defines nothing."""
+    """Return whether the notes' first line is their title: "Osmosis: a short guide" defines nothing."""
     if len(sentences) < 2 or sentences[0].kind != PROSE or sentences[0].text[-1] in ".!?。！？":
         return False
     first, second = sentences[0], sentences[1]
@@ -70,7 +68,9 @@ def _opens_with_a_title(sentences: Sequence[Sentence]) -> bool:
 
 
 def _unhurried(sentences: Sequence[Sentence], token: CancellationToken, begin: int, end: int) -> Iterator[Sentence]:
-    """`sentences`, with a look at the token before each; together they are the work from `begin` to `end` percent."""
+    """Yield `sentences`, and check the token before each. Together they are the progress from `begin` to `end`
+    percent.
+    """
     for number, sentence in enumerate(sentences):
         token.raise_if_cancelled()
         token.progress(begin + (end - begin) * number // len(sentences))
@@ -78,7 +78,7 @@ def _unhurried(sentences: Sequence[Sentence], token: CancellationToken, begin: i
 
 
 class _Asked:
-    """What was asked before: the first definition of a term is the one that notes mean."""
+    """The facts so far: the first definition of a term is the one that the notes mean."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
@@ -92,7 +92,7 @@ class _Asked:
 
 
 def _terms(statements: Sequence[Fact], sentences: Sequence[Sentence]) -> list[str]:
-    """What the notes define, abbreviate or set in bold, longest first, so that a part never hides the
+    """Return what the notes define, abbreviate or print in bold, longest first, so that a part never hides the
     whole.
     """
     found = [fact.term for fact in statements if fact.kind in (DEFINITION, ACRONYM)]
