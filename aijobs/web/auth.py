@@ -36,21 +36,21 @@ TOKEN_PREFIX = "ajo_"  # noqa: S105 - how an operator's token begins, not a toke
 LOGIN_ENDPOINT = "console.login"
 LONGEST_PASSWORD = 1024
 USE_NOTED_EVERY = timedelta(hours=1)
-"""A token's `last_used_at` is right to this: a write for each request would be for nothing."""
+"""Minimum time between two writes of a token's `last_used_at`."""
 
 POLLERS = frozenset({"poller", "chips"})
-"""Ids of the elements that ask by themselves; htmx names them in `HX-Trigger`. What they ask doesn't count as use."""
+"""Ids of elements that poll, as htmx names them in `HX-Trigger`. Polls don't count as use of a session."""
 
 login_manager = LoginManager()
 login_manager.session_protection = None  # It would write the cookie at each change of address, and nothing reads it.
 _hasher = PasswordHasher()
 _NOBODY = _hasher.hash(secrets.token_hex(16))
-"""What an unknown user's password is compared with, so that the answer takes as long."""
+"""The hash for unknown users, so that the answer takes as long."""
 
 
 @dataclass(frozen=True)
 class OperatorUser(UserMixin):
-    """The operator of this request, as the database had it when the request began."""
+    """The operator of this request, as read at its beginning."""
 
     id: str
     username: str
@@ -61,16 +61,16 @@ class OperatorUser(UserMixin):
     session_key: str = field(default="", repr=False)
 
     def get_id(self) -> str:
-        """What the cookie holds."""
+        """Return the id for the cookie."""
         return self.session_key
 
     def may(self, right: str) -> bool:
-        """Whether this operator has the right (`aijobs.operators.rights`)."""
+        """Return whether this operator has the right (`aijobs.operators.rights`)."""
         return may(self.role, right)
 
     @property
     def actor(self) -> str:
-        """How this operator is named in history and audit."""
+        """The operator's name in history and audit log."""
         return f"operator:{self.username}"
 
     @classmethod
@@ -82,12 +82,12 @@ class OperatorUser(UserMixin):
 
 
 def hash_password(password: str) -> str:
-    """An argon2id hash of `password`."""
+    """Return an argon2id hash of `password`."""
     return _hasher.hash(password.encode("utf-8", "surrogatepass"))
 
 
 def verify_password(password_hash: str | None, password: str) -> bool:
-    """Whether the password is right; takes as long where there is no hash."""
+    """Return whether the password is right. Takes as long without a hash."""
     try:
         given = password[:LONGEST_PASSWORD].encode("utf-8", "surrogatepass")
         return _hasher.verify(password_hash or _NOBODY, given) and password_hash is not None
@@ -96,13 +96,13 @@ def verify_password(password_hash: str | None, password: str) -> bool:
 
 
 def make_operator_token() -> tuple[str, str]:
-    """A new token, to be shown once, and its digest, to be stored."""
+    """Return a new token, to be shown once, and its digest, to be stored."""
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     return token, token_digest(token)
 
 
 def token_digest(token: str) -> str:
-    """SHA-256: a token is 256 random bits, so no slow hash is needed."""
+    """Return the SHA-256 digest. A token is 256 random bits, so no slow hash is needed."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -110,9 +110,9 @@ def token_digest(token: str) -> str:
 
 
 def sign_in(username: str, password: str) -> OperatorUser | None:
-    """Check the password and begin a session; None where username or password is wrong.
+    """Check the password and begin a session; None if username or password is wrong.
 
-    `RATE_LIMITED` with `retry_after` where there were too many wrong ones, whether this one is right or not.
+    `RATE_LIMITED` with `retry_after` after too many wrong ones, even if this one is right.
     """
     database, clock = services().database, services().clock
     with database.read() as reading:
@@ -125,7 +125,7 @@ def sign_in(username: str, password: str) -> OperatorUser | None:
         attempts.record_failure()
         return None
     user = OperatorUser.of(row, session_key=key)
-    # A session of before the login is not taken over: neither its id nor its CSRF token.
+    # Start with a new session: neither its old id nor its CSRF token is kept.
     session.clear()
     session.permanent = True
     login_user(user)
@@ -147,12 +147,12 @@ def sign_out() -> None:
 
 
 def session_rules() -> SessionRules:
-    """When sessions end, by the settings of this application."""
+    """Return the rules of sessions from the settings."""
     return SessionRules(services().settings, services().clock)
 
 
 def sessions() -> OperatorSessions:
-    """The sessions behind the cookies."""
+    """Return the sessions of operators."""
     return OperatorSessions(services().database, session_rules())
 
 
@@ -168,13 +168,13 @@ def _load_user(key: str) -> OperatorUser | None:
 
 
 def ended_session() -> Ended | None:
-    """Why the session that this request's cookie speaks of is over; None if it is good, or there was none."""
+    """Return why the session of this request's cookie has ended; None if it is good, or if there was none."""
     current_operator()
     return cast("Ended | None", g.get("session_ended"))
 
 
 def find_token_operator(token: str) -> OperatorUser | None:
-    """The operator whose token this is; None for a token that is unknown, revoked or expired."""
+    """Return the operator of a token; None if it is unknown, revoked or expired."""
     if not token.startswith(TOKEN_PREFIX) or len(token) > 200:
         return None
     clock = services().clock
@@ -199,16 +199,16 @@ def find_token_operator(token: str) -> OperatorUser | None:
 
 
 def _note_use(token_id: str) -> None:
-    """Nobody is refused because this can't be written: an operator looks in while the database is in trouble."""
+    """Record the use of a token. Doesn't raise: an operator may look in while the database is in trouble."""
     use = update(OperatorToken).where(OperatorToken.id == token_id).values(last_used_at=services().clock.now())
     try:
         services().database.write(lambda session: session.execute(use))
-    except SQLAlchemyError as error:  # A pool that has no connection to spare raises no DBAPIError.
+    except SQLAlchemyError as error:  # An exhausted pool raises no DBAPIError.
         logger.warning("operator.token_use_unnoted", **fault(error))
 
 
 def bearer_token() -> str | None:
-    """The token of the request's `Authorization: Bearer …` header, or None."""
+    """Return the token of the request's `Authorization: Bearer …` header, or None."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
@@ -217,14 +217,16 @@ def bearer_token() -> str | None:
 
 
 def current_operator() -> OperatorUser | None:
-    """The operator of this request: of its token in the admin API, else of its session. None: nobody is signed in."""
+    """Return the operator of this request: of its token in the admin API, otherwise of its session. None: not signed
+    in.
+    """
     if "operator" in g:
         return cast("OperatorUser | None", g.operator)
     return cast("OperatorUser", current_user) if current_user.is_authenticated else None
 
 
 def get_operator() -> OperatorUser:
-    """The operator of this request; `UNAUTHORIZED` where nobody is signed in."""
+    """Return the operator of this request; `UNAUTHORIZED` if nobody is signed in."""
     operator = current_operator()
     if operator is None:
         raise ApiError("UNAUTHORIZED")
@@ -232,18 +234,20 @@ def get_operator() -> OperatorUser:
 
 
 def acting() -> Actor:
-    """The operator of this request, as the audit log tells of him; `UNAUTHORIZED` where nobody is signed in."""
+    """Return the operator of this request as an actor; `UNAUTHORIZED` if nobody is signed in."""
     operator = get_operator()
     return Actor(operator.actor, operator.id, client_address(), user_agent())
 
 
 def user_agent() -> str | None:
-    """What the browser calls itself, as a column can hold it."""
+    """Return the browser's user agent, cut to the column's length."""
     return printable(request.headers.get("User-Agent", ""), 300)
 
 
 def require_right(right: str) -> Callable[[V], V]:
-    """A view for operators with `right`. Nobody signed in: 401, or in the console the login; without it: 403."""
+    """Restrict a view to operators with `right`. Not signed in: 401, or in the console the login; without the right:
+    403.
+    """
 
     def decorate(view: V) -> V:
         @wraps(view)
@@ -262,7 +266,7 @@ def require_right(right: str) -> Callable[[V], V]:
 
 @login_manager.unauthorized_handler
 def _unauthorized() -> Any:
-    """401 in the API; in the console the login page, which leads back to where one was."""
+    """Return 401 in the API; in the console the login page, which leads back to the page."""
     if is_api_request():
         raise ApiError("UNAUTHORIZED")
     try:
@@ -277,11 +281,11 @@ def _unauthorized() -> Any:
 
 
 def _path_of(address: str) -> str | None:
-    """Path and query of an address of this site; None for another one."""
+    """Return path and query of a URL of this site; None for another one."""
     root = request.host_url.rstrip("/")
     return address.removeprefix(root) if address.startswith((root + "/", "/")) else None
 
 
 def init_app(app: Flask) -> None:
-    """Know the operator of each request."""
+    """Load the operator of each request."""
     login_manager.init_app(app)

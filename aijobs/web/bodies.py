@@ -1,4 +1,4 @@
-"""The body of a request: whatever the server's reader can't make of it is the client's fault, and is said so."""
+"""Read request bodies: any error of the server's reader is the client's fault, and becomes `BAD_REQUEST`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CheckedBodies:
-    """The application, with a `wsgi.input` that raises `BAD_REQUEST` alone."""
+    """A WSGI middleware whose `wsgi.input` raises only `BAD_REQUEST`."""
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app
@@ -26,9 +26,10 @@ class CheckedBodies:
 
 
 class _Body(io.RawIOBase):
-    """`ApiError` BAD_REQUEST with a reason: `body_incomplete` if it ends early, `body_malformed` if it is misframed.
+    """A body that raises `ApiError` BAD_REQUEST with a reason: `body_incomplete` if it ends early, `body_malformed` if
+    its framing is wrong.
 
-    Servers raise what they like here: gunicorn its own parse errors, which derive from neither OSError nor ValueError.
+    Servers raise errors of their own: gunicorn's parse errors derive from neither OSError nor ValueError.
     """
 
     def __init__(self, stream: InputStream, length: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What a view asks of the application and of the request at hand."""
+"""What views read from the application and the request."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _EXTENSION = "aijobs"
 
 
 def services() -> Services:
-    """The services that this application was made with."""
+    """Return the services of this application."""
     return cast("Services", current_app.extensions[_EXTENSION])
 
 
 def is_api_request() -> bool:
-    """Whether this request is answered in JSON, errors included."""
+    """Return whether this request is answered in JSON, errors included."""
     return request.path.startswith(API_PREFIXES) or request.path in ("/healthz", "/readyz")
 
 
 def language() -> str:
-    """`en` or `zh`: in the console what the operator chose, else by `Accept-Language`; English else."""
+    """Return `en` or `zh`: in the console the operator's choice, otherwise by `Accept-Language`; English by default."""
     if not has_request_context():
         return LANGUAGES[0]
     if not is_api_request() and session.get("language") in LANGUAGES:
         return str(session["language"])
-    for tag, quality in request.accept_languages:  # The most wanted first; `zh-CN` is as good as `zh`.
+    for tag, quality in request.accept_languages:  # The most wanted first; `zh-CN` counts as `zh`.
         word = tag.partition("-")[0].lower()
         if quality > 0 and word in LANGUAGES:
             return word
@@ -40,15 +40,15 @@ def language() -> str:
 
 
 def asked_address() -> str:
-    """Path and query of this request with the prefix that the application stands under."""
+    """Return path and query of this request, with the application's prefix."""
     return request.root_path + request.full_path.rstrip("?")
 
 
 def client_address() -> str | None:
-    """Where the request comes from, as a column can hold it: a proxy's header may say anything."""
+    """Return the client's address, cut to the column: a proxy's header may hold anything."""
     return printable(request.remote_addr or "", 64)
 
 
 def printable(text: str, length: int) -> str | None:
-    """What can be seen of `text`, cut to `length` characters; None if nothing can."""
+    """Return the printable part of `text`, cut to `length` characters; None if nothing is left."""
     return clean_line(text)[:length] or None

@@ -1,4 +1,6 @@
-"""CSRF: a request that changes something is sent by a page of this console and carries the token of its session."""
+"""CSRF protection: a request that changes something comes from a page of this console and carries its
+session's token.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ csrf = CSRFProtect()
 
 
 def init_app(app: Flask) -> None:
-    """Check every request to the console that changes something; the APIs check theirs themselves."""
+    """Check every request to the console that changes something. The APIs check theirs."""
     app.config.setdefault("WTF_CSRF_CHECK_DEFAULT", False)
     app.config.setdefault("WTF_CSRF_TIME_LIMIT", None)  # As long as the session.
-    app.config.setdefault("WTF_CSRF_SSL_STRICT", False)  # It demands a Referer, which privacy settings leave out.
+    app.config.setdefault("WTF_CSRF_SSL_STRICT", False)  # It requires a Referer, which privacy settings remove.
     csrf.init_app(app)
 
     @app.before_request
@@ -44,10 +46,10 @@ def check_csrf_header() -> None:
 def foreign_origin() -> str | None:
     """Return the origin that sent this request if it isn't this console; None if it is, or if no header says.
 
-    If none of the three headers is there, the token and the SameSite cookie decide.
+    Without any of the three headers the token and the SameSite cookie decide.
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
-    if site == "same-origin":  # The browser compared them itself: a proxy may hide our host name and scheme from us.
+    if site == "same-origin":  # The browser compared them itself: a proxy may hide our host name and scheme.
         return None
     sender = request.headers.get("Origin") or request.headers.get("Referer")
     if site == "none" and (not sender or _is_ours(sender)):

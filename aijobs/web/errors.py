@@ -1,6 +1,6 @@
-"""Every error as one shape, `{"error": {"code", "message", "details"?}}`, or as a page in the console.
+"""Answer every error in one format, `{"error": {"code", "message", "details"?}}`, or as a page in the console.
 
-No exception's text is ever in an answer, and none in the log: it may hold what a user wrote.
+No exception's text is in an answer or in the log, because it may hold a user's text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CODES = {
 
 
 def error_body(code: str, details: dict[str, Any] | None = None, lang: str = "en") -> dict[str, Any]:
-    """The JSON of an error."""
+    """Return the JSON of an error."""
     body: dict[str, Any] = {"code": code, "message": describe(code).message(lang)}
     if details:
         body["details"] = details
@@ -50,7 +50,7 @@ def error_body(code: str, details: dict[str, Any] | None = None, lang: str = "en
 
 
 def init_app(app: Flask) -> None:
-    """Answer every error of `app` here."""
+    """Handle every error of `app`."""
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _any_error)
@@ -87,14 +87,14 @@ def _any_error(error: Exception) -> ResponseReturnValue:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether the database was away, locked, full or read-only after all that was tried: worth another try later."""
+    """Return whether the database was away, locked, full or read-only after all tries: worth another try later."""
     if isinstance(error, DBAPIError) and (error.connection_invalidated or stops_writes(cause_of(error))):
         return True
     return isinstance(error, OperationalError | InterfaceError | PoolTimeout | JobLockConflict)
 
 
 def _log(event: str, error: Exception) -> None:
-    """Log the frames where it happened; never the error's own text."""
+    """Log the innermost frames, and never the error's own text."""
     logger.error(
         event,
         **fault(error),

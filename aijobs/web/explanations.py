@@ -1,4 +1,4 @@
-"""Why a job failed, and why one waits: what happened and what an operator can do, for each code and each wait."""
+"""Explain why a job failed or waits: what happened and what an operator can do, for each code and each wait."""
 
 from __future__ import annotations
 
@@ -121,18 +121,18 @@ _BEGAN_ALONE = _l(
 
 
 class Losses(NamedTuple):
-    """A job's losses by their kind."""
+    """A job's lost workers by kind."""
 
     own: int
     most_own: int
-    """At so many of its own it fails."""
+    """The number of own losses at which it fails."""
     shared: int
     inherited: int
-    """Of the job that it retries, before its own history began."""
+    """Losses of the job that it retries."""
 
 
 def count_losses(detail: JobDetail) -> Losses:
-    """Count the job's losses by their kind."""
+    """Count the job's losses by kind."""
     job = detail.job
     lost = sum(entry.type == HistoryType.LEASE_LOST for entry in detail.history)
     inherited = max(0, job.lost_count + job.uncharged_losses - lost) if job.parent_job_id else 0
@@ -141,7 +141,7 @@ def count_losses(detail: JobDetail) -> Losses:
 
 
 def explain_losses(detail: JobDetail) -> list[str]:
-    """What became of the job's workers, a sentence each; empty where none was lost."""
+    """Return a sentence for each kind of loss; empty if none was lost."""
     losses, told = count_losses(detail), list[str]()
     if losses.inherited:
         told.append(str(_BEGAN_ALONE))
@@ -171,7 +171,7 @@ _BY_PREFIX = (
 
 
 def explain_failure(code: str | None) -> Explanation:
-    """The explanation of an error code; for one that is not ours its prefix's, else that of INTERNAL_ERROR."""
+    """Return the explanation of an error code; for an unknown one its prefix's, otherwise that of INTERNAL_ERROR."""
     code = code or "INTERNAL_ERROR"
     if code in FAILURES:
         return FAILURES[code]
@@ -221,4 +221,4 @@ WAITS: Mapping[str, Explanation] = {
         _l("A cancel was requested and the worker is stopping."), _l("Usually a matter of a second.")
     ),
 }
-"""Why a job that is not final is where it is."""
+"""Why a job that isn't final waits or runs."""

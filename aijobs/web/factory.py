@@ -1,4 +1,4 @@
-"""The web application: `create_app()` is what gunicorn and `flask` import."""
+"""The web application: gunicorn and `flask` import `create_app()`."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class WebDatabase(SQLAlchemy):
-    """Flask-SQLAlchemy over our own engine, so that web and workers share events, pool and isolation."""
+    """Flask-SQLAlchemy on our own engine, so that web and workers share events, pool and isolation."""
 
     def __init__(self, engine: Engine) -> None:
         self._ours = engine
         super().__init__(metadata=Base.metadata)
 
     def _apply_driver_defaults(self, options: dict[str, Any], app: Flask) -> None:
-        """Nothing: the engine is made already."""
+        """Do nothing: the engine exists already."""
 
     def _make_engine(self, bind_key: str | None, options: dict[str, Any], app: Flask) -> Engine:
         return self._ours
 
 
 def create_app(settings: Settings | None = None, services: Services | None = None) -> Flask:
-    """The application over `services`; without them, over those that `settings` (the environment's) ask for."""
+    """Return the application on `services`; without them, on those of `settings` (default: the environment)."""
     if services is None:
         from aijobs.wiring.services import build_services
 
@@ -56,7 +56,7 @@ def create_app(settings: Settings | None = None, services: Services | None = Non
         static_folder=str(resource("static")),
         instance_path=str(settings.instance_path),
     )
-    app.url_map.merge_slashes = False  # The router would redirect, to whatever host the request names.
+    app.url_map.merge_slashes = False  # The router would redirect to the host that the request names.
     _configure(app, settings)
     app.extensions["aijobs"] = services
     database = WebDatabase(services.database.engine)
@@ -88,10 +88,10 @@ def _configure(app: Flask, settings: Settings) -> None:
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
         SESSION_COOKIE_SECURE=settings.production,
-        # The row on the server ends a session; a cookie that lives longer lets the sign-in page say why it ended.
+        # The row on the server ends a session. A longer cookie lets the sign-in page say why it ended.
         PERMANENT_SESSION_LIFETIME=timedelta(days=settings.session_max_days + 1),
-        SESSION_REFRESH_EACH_REQUEST=False,  # The answer to a late poll would put an old cookie in a new one's place.
-        SQLALCHEMY_DATABASE_URI="sqlite://",  # Flask-SQLAlchemy wants one; the engine is ours.
+        SESSION_REFRESH_EACH_REQUEST=False,  # The answer to a late poll would replace a newer cookie by an old one.
+        SQLALCHEMY_DATABASE_URI="sqlite://",  # Flask-SQLAlchemy requires one; the engine is ours.
         BABEL_DEFAULT_LOCALE=LANGUAGES[0],
         BABEL_TRANSLATION_DIRECTORIES=str(PACKAGE / "translations"),
         AIJOBS_LANGUAGES=LANGUAGES,

@@ -1,8 +1,7 @@
-"""What a trusted proxy says of a request, and nothing else: address, scheme, host and prefix.
+"""Read a trusted proxy's headers: address, scheme, host and prefix.
 
-The server itself is configured to believe no header (`aijobs.web.server`, `aijobs.web.local_server`), so that
-`AIJOBS_TRUSTED_PROXIES` alone decides. A value that can't be right is ignored: what the server knows of the connection
-stands.
+The servers are configured to trust no header (`aijobs.web.server`, `aijobs.web.local_server`), so
+`AIJOBS_TRUSTED_PROXIES` alone decides. An invalid value is ignored: then the connection's own value counts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+)*")
 
 
 class Forwarded:
-    """The application behind `proxies` reverse proxies; with 0 no `X-Forwarded-…` header is read."""
+    """A WSGI middleware for an application behind `proxies` reverse proxies. With 0 no `X-Forwarded-…` header
+    is read.
+    """
 
     def __init__(self, app: WSGIApplication, proxies: int) -> None:
         self._app, n = app, proxies
@@ -50,13 +51,15 @@ class Forwarded:
 
 
 def _was_doubled(environ: WSGIEnvironment, path: str) -> bool:
-    """Whether `path` began with two slashes or more in the request; waitress leaves one."""
+    """Return whether `path` began with two slashes or more in the request; waitress leaves one."""
     sent = environ.get("REQUEST_URI", "").partition("?")[0].partition("#")[0]
     return unquote(sent, "latin-1").endswith(f"/{path}")
 
 
 def clean_address(text: str) -> str | None:
-    """An IP address without port, brackets and zone, an IPv4 address in IPv6 as IPv4; None if `text` is no address."""
+    """Return an IP address without port, brackets and zone, an IPv4 address in IPv6 as IPv4; None if `text` is no
+    address.
+    """
     found = _WITH_PORT.fullmatch(text.strip())
     bare = (found[1] or found[2] or "") if found else text.strip()
     try:

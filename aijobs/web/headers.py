@@ -1,4 +1,4 @@
-"""What every answer carries: nothing from elsewhere, nothing inline, no frames, no copies."""
+"""Headers of every answer: nothing from elsewhere, nothing inline, no frames, no copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEALTH = ("/healthz", "/readyz")
 
 
 def init_app(app: Flask, *, production: bool) -> None:
-    """Security headers, request ids and one log line a request."""
+    """Add security headers, request ids and one log line per request."""
 
     @app.before_request
     def begin() -> None:
@@ -50,7 +50,7 @@ def init_app(app: Flask, *, production: bool) -> None:
             headers["Cache-Control"] = "no-store"
         if production and request.is_secure:
             headers["Strict-Transport-Security"] = "max-age=31536000"
-        # An id that was made here differs at each call; it is told where somebody will ask about it.
+        # An id of ours differs at each call, so it is sent only with answers that people ask about.
         if "request_id" in g and (g.request_id_given or response.status_code >= 500):
             headers["X-Request-ID"] = g.request_id
         return response
@@ -61,7 +61,7 @@ def init_app(app: Flask, *, production: bool) -> None:
             logger.info(
                 "http.request",
                 method=request.method,
-                # The rule, not the address: an address may hold what a user wrote.
+                # The rule, not the path, which may hold a user's text.
                 route=request.url_rule.rule if request.url_rule else None,
                 status=response.status_code,
                 durationMs=g.stopwatch.ms if "stopwatch" in g else None,

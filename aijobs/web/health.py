@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can work."""
+"""Health checks: whether the process lives, and whether it can work."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ health = Blueprint("health", __name__)
 
 @health.get("/healthz")
 def healthz() -> Response:
-    """200 as long as the process answers."""
+    """Return 200 while the process answers."""
     return jsonify({"status": "ok"})
 
 
 @health.get("/readyz")
 def readyz() -> tuple[Response, int]:
-    """200 if the database answers, has our schema and takes writes, and the broker is one that can be used.
+    """Return 200 if the database answers, has our schema and takes writes, and the broker is usable.
 
-    The broker may be away or take no writes, and the passes may be late: jobs are kept until they are back.
+    The broker may be away or take no writes, and passes may be late: jobs are kept meanwhile.
     """
     try:
         check_schema(services().database.engine)
@@ -49,7 +49,7 @@ def readyz() -> tuple[Response, int]:
 
 
 def _passes() -> str:
-    """The worst of how the maintenance consumers' duties go."""
+    """Return the worst state of the passes."""
     try:
         states = {row.state for row in services().monitor.passes()}
     except SQLAlchemyError:

@@ -1,7 +1,7 @@
 """The web process of `aijobs up`: waitress, which receives whole requests before a thread takes them.
 
-`python -m aijobs.web.local_server FD` serves on a listening socket that its parent opened. On SIGTERM it lets running
-requests end. Like gunicorn under `aijobs.web.server`, it believes no header.
+`python -m aijobs.web.local_server FD` serves on a listening socket of its parent. On SIGTERM running requests may end.
+Like gunicorn with `aijobs.web.server`, it trusts no header.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from waitress.server import create_server
 
 GRACE_S = 10
 _WAITRESS_GRACE_S = 5
-"""How long waitress itself waits for running requests when it is told to end."""
+"""How long waitress waits for running requests at its end."""
 
 OPTIONS: dict[str, Any] = {
     "threads": 8,
-    "connection_limit": 400,  # Each may hold a temporary file too; a process usually may have 1,024 open files.
+    "connection_limit": 400,  # Each may also hold a temporary file, and a process usually may have 1,024 open files.
     "asyncore_use_poll": True,
     "channel_timeout": 20,
     "cleanup_interval": 5,
-    "clear_untrusted_proxy_headers": False,  # They are for `aijobs.web.forwarded` to judge; waitress believes none.
+    "clear_untrusted_proxy_headers": False,  # `aijobs.web.forwarded` reads them; waitress trusts none.
     "log_socket_errors": False,
 }
 
 
 def serve(app: Flask, listener: socket.socket, **options: Any) -> None:
-    """Serve until SIGTERM; `options` override `OPTIONS`."""
+    """Serve until SIGTERM. `options` override `OPTIONS`."""
     # Above our own limit, so that a body that is a little too large gets the application's answer.
     body_limit = 2 * app.config["MAX_CONTENT_LENGTH"]
     server = create_server(app, sockets=[listener], max_request_body_size=body_limit, **(OPTIONS | options))
@@ -45,7 +45,9 @@ def _stop(*_: object) -> NoReturn:
 
 
 def main() -> None:
-    """Serve on the file descriptor that the command line names; exit with 3 and one line if the application refuses."""
+    """Serve on the file descriptor of the command line. Exit with 3 and one line if the application refuses to
+    start.
+    """
     from aijobs.web.wsgi import app
 
     serve(app, socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Money as people read it, from whole micro-units: every digit that there is, and no float on the way."""
+"""Format money from integer micro-units: all digits, no floats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _SIGNS = {"USD": "$", "EUR": "€", "GBP": "£", "CNY": "CN¥"}
 
 
 def format_money(micros: int, currency: str | None) -> str:
-    """`$0.001234`, `$1,250.00`, `0.50 XTS`: millionths with two to six decimals, and the currency's sign or code."""
+    """Return `$0.001234`, `$1,250.00`, `0.50 XTS`: two to six decimals, and the currency's sign or code."""
     whole, rest = divmod(abs(micros), MICROS)
     decimals = f"{rest:06}".rstrip("0").ljust(2, "0")
     amount, minus = f"{whole:,}.{decimals}", "-" if micros < 0 else ""

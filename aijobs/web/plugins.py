@@ -1,4 +1,4 @@
-"""Routes of installed plug-ins: a Flask blueprint each, named in the entry-point group `aijobs.blueprints`.
+"""Routes of installed plug-ins: Flask blueprints in the entry-point group `aijobs.blueprints`.
 
 They are part of the user's API: below `/api/`, for the learning app's users, with errors as JSON.
 """
@@ -17,10 +17,10 @@ PREFIX = "/api/"
 
 
 def init_app(app: Flask) -> None:
-    """Add the blueprint of each plug-in; without a valid user token each of its routes answers `UNAUTHORIZED`.
+    """Add the blueprint of each plug-in. Without a valid user token all its routes answer `UNAUTHORIZED`.
 
-    Raises `DefinitionError` with the plug-in's name for a blueprint that can't be loaded or whose name or address is
-    taken, and for an address that isn't below `/api/`.
+    `DefinitionError` names the plug-in if its blueprint can't be loaded, its name or a path is taken, or a path isn't
+    below `/api/`.
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
@@ -44,7 +44,7 @@ def _add(app: Flask, blueprint: Blueprint) -> None:
             raise DefinitionError(f"{rule.rule} isn't below {PREFIX}")
         if any((rule.rule, method) in taken for method in rule.methods or ()):
             raise DefinitionError(f"{rule.rule} is there already")
-    # First of its functions. Kept by the application, because one blueprint serves every application of a process.
+    # Before its other functions. On the application, because one blueprint serves every application of a process.
     app.before_request_funcs.setdefault(blueprint.name, []).insert(0, _authenticate)
 
 

@@ -1,4 +1,4 @@
-"""Reading requests strictly, in one place: bodies, parameters and headers, each fault named by its field."""
+"""Read requests strictly: bodies, parameters and headers, with each fault named by its field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aijobs.texts import clean_text
 MOST_FAULTS = 20
 LONGEST_PATH = 200
 
-# A string (also one that does not end), or a bracket. Possessive, so that no text makes it slow.
+# A string (even without an end), or a bracket. Possessive, so that no text makes it slow.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
@@ -28,10 +28,10 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOT
 
 
 def read_json_object() -> dict[str, Any]:
-    """The request's body as a JSON object.
+    """Return the request's body as a JSON object.
 
-    `UNSUPPORTED_MEDIA_TYPE`, `PAYLOAD_TOO_LARGE`; `BAD_REQUEST` for what can't be read (with a reason in its
-    details); `INPUT_INVALID` naming each field with a NUL, half a surrogate pair or a number that is too large.
+    `UNSUPPORTED_MEDIA_TYPE`, `PAYLOAD_TOO_LARGE`; `BAD_REQUEST` with a reason if it can't be read; `INPUT_INVALID`
+    names each field with a NUL, half a surrogate pair or a number that is too large.
     """
     charset = request.mimetype_params.get("charset", "utf-8").lower()
     if request.mimetype != "application/json" or charset not in ("utf-8", "utf8"):
@@ -42,7 +42,7 @@ def read_json_object() -> dict[str, Any]:
 
 
 def _read_body() -> bytes:
-    """The whole body; `PAYLOAD_TOO_LARGE` for one that was cut at the limit, as one of unknown length is."""
+    """Return the whole body; `PAYLOAD_TOO_LARGE` if it was cut at the limit, which happens to one of unknown length."""
     data = request.get_data()
     limit = request.max_content_length
     if request.content_length is None and limit is not None and len(data) >= limit:
@@ -51,12 +51,12 @@ def _read_body() -> bytes:
 
 
 def read_optional_object(allowed: Collection[str]) -> dict[str, Any]:
-    """As `read_object`, but no body at all is an empty object."""
+    """Do the same as `read_object`; no body is an empty object."""
     return read_object(allowed) if _read_body() else {}
 
 
 def read_object(allowed: Collection[str]) -> dict[str, Any]:
-    """As `read_json_object`; other fields than `allowed` are refused."""
+    """Do the same as `read_json_object`, and refuse other fields than `allowed`."""
     found = read_json_object()
     unknown = [(name[:100], "unknown field") for name in found if name not in allowed]
     if unknown:
@@ -65,7 +65,7 @@ def read_object(allowed: Collection[str]) -> dict[str, Any]:
 
 
 def parse_json_object(raw: bytes) -> dict[str, Any]:
-    """`raw` as a JSON object; see `read_json_object` for what is refused."""
+    """Return `raw` as a JSON object; see `read_json_object` for errors."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -89,7 +89,9 @@ def _unreadable(reason: str) -> ApiError:
 
 
 def _is_too_deep(text: str) -> bool:
-    """Looked at before parsing, as a deep body would use up the parser's stack."""
+    """Return whether it is nested too deeply. Checked before parsing, because a deep body would exhaust the parser's
+    stack.
+    """
     depth = 0
     for found in _STRING_OR_BRACKET.finditer(text):
         first = found.group()[0]
@@ -107,7 +109,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _parse_int(digits: str) -> Any:
-    # Making an integer of many digits takes long, and is refused by Python beyond some thousand.
+    # Converting many digits takes long, and Python refuses some thousand.
     return int(digits) if len(digits) <= 20 else MAX_INTEGER + 1
 
 
@@ -119,12 +121,12 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_optional_reason(body: Mapping[str, Any]) -> str | None:
-    """As `read_reason`; None where it isn't there, or null."""
+    """Do the same as `read_reason`; None if it is missing or null."""
     return None if body.get("reason") is None else read_reason(body)
 
 
 def read_reason(body: Mapping[str, Any]) -> str:
-    """The field `reason`: 1 to 1,000 characters that can be seen, as they are kept."""
+    """Return the field `reason`: 1 to 1,000 printable characters."""
     given = body.get("reason")
     reason = clean_text(given) if isinstance(given, str) else ""
     if not 1 <= len(reason) <= LONGEST_REASON:
@@ -136,9 +138,9 @@ def read_reason(body: Mapping[str, Any]) -> str:
 
 
 def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """The query parameters, each read by its function (`ValueError` says what is wrong with it).
+    """Return the query parameters, each parsed by its function (`ValueError` says what is wrong).
 
-    `INPUT_INVALID` names every parameter that is unknown, given twice or ill-typed.
+    `INPUT_INVALID` names every parameter that is unknown, repeated or invalid.
     """
     found: dict[str, Any] = {}
     faults: list[tuple[str, str]] = []
@@ -158,12 +160,14 @@ def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, An
 
 
 def read_no_parameters() -> None:
-    """`INPUT_INVALID` for any query parameter."""
+    """Raise `INPUT_INVALID` for any query parameter."""
     read_parameters({})
 
 
 def read_job_id() -> str:
-    """The only query parameter, `jobId`. `INPUT_INVALID` without it, `JOB_NOT_FOUND` if it can be no job's id."""
+    """Return the only query parameter, `jobId`. `INPUT_INVALID` without it, `JOB_NOT_FOUND` if it can't be a
+    job's id.
+    """
     job_id = read_parameters({"jobId": read_text}).get("jobId")
     if job_id is None:
         raise InputInvalid([("jobId", "must be given")])
@@ -173,28 +177,28 @@ def read_job_id() -> str:
 
 
 def read_text(text: str) -> str:
-    """Any text but an empty one, which would narrow nothing though it names a filter."""
+    """Parse a text that isn't empty: an empty filter would select everything."""
     if not text:
         raise ValueError("must not be empty")
     return text
 
 
 def read_limit(text: str) -> int:
-    """A page's length: 1 to 100."""
+    """Parse a page's length: 1 to 100."""
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_LIMIT):
         raise ValueError(f"must be a number from 1 to {MAX_LIMIT}")
     return int(text)
 
 
 def read_flag(text: str) -> bool:
-    """`true` or `false`."""
+    """Parse `true` or `false`."""
     if text not in ("true", "false"):
         raise ValueError("must be true or false")
     return text == "true"
 
 
 def read_cursor(text: str) -> str:
-    """A cursor as an answer gave it; the list checks the rest."""
+    """Parse a cursor; the list checks the rest."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,500}", text):
         raise ValueError("not a cursor of this list")
     return text
@@ -204,12 +208,12 @@ PAGE_PARAMETERS: Mapping[str, Callable[[str], Any]] = {"cursor": read_cursor, "l
 
 
 def page_of(parameters: Mapping[str, Any]) -> tuple[str | None, int]:
-    """Cursor and limit out of what `read_parameters` read."""
+    """Return cursor and limit of the parameters."""
     return parameters.get("cursor"), parameters.get("limit", DEFAULT_LIMIT)
 
 
 def read_idempotency_key() -> str | None:
-    """The header `Idempotency-Key`, read as UTF-8; `INPUT_INVALID` for one that is no identifier."""
+    """Return the header `Idempotency-Key`, as UTF-8; `INPUT_INVALID` if it is no identifier."""
     header = request.headers.get("Idempotency-Key")
     if header is None:
         return None

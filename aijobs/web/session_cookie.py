@@ -1,4 +1,4 @@
-"""The console's cookie: its name differs between installations, because browsers tell no two ports of a host apart."""
+"""The console's cookie. Its name differs between installations, because browsers share cookies among a host's ports."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from flask.sessions import SecureCookieSessionInterface
 
 
 def cookie_name(secret_key: str) -> str:
-    """Return the cookie's name: the same in all web processes of an installation, as they share the secret key."""
+    """Return the cookie's name: the same in all web processes of an installation, which share the secret key."""
     digest = hmac.digest(secret_key.encode(), b"aijobs session cookie", "sha256").hex()
     return f"aijobs_session_{digest[:8]}"
 
 
 class SessionCookie(SecureCookieSessionInterface):
-    """Flask's signed cookie, whose name begins with `__Host-` in production at the root of a host: then browsers
-    refuse a cookie of that name from another host or over plain HTTP. Below a path prefix it has that path, which
-    `__Host-` forbids.
+    """Flask's signed cookie. In production at the root of a host its name begins with `__Host-`: then browsers refuse
+    it from another host or over plain HTTP. Below a path prefix it has that path, which `__Host-` forbids.
     """
 
     def get_cookie_name(self, app: Flask) -> str:

@@ -1,4 +1,4 @@
-"""What API and command line show alike."""
+"""Shared by API and command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from aijobs.web.explanations import WAITS
 
 
 def explained(wait: Wait) -> Wait:
-    """`wait` with its explanation in the reader's language."""
+    """Return `wait` with its explanation in the reader's language."""
     why = WAITS[wait.reason]
     return replace(wait, explanation=f"{why.what} {why.advice}")

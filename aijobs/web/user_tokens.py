@@ -17,10 +17,9 @@ _LONGEST = 8192
 
 
 def find_user_id(token: str, settings: Settings) -> str | None:
-    """The user that a valid token names; None for any other text.
+    """Return the user of a valid token; None for any other text.
 
-    A token has `exp` and `sub`, and the audience where one is configured. The algorithm is ours to say, not the
-    token's.
+    A token has `exp` and `sub`, and the configured audience. The algorithm is ours, not the token's.
     """
     if len(token) > _LONGEST:
         return None
@@ -40,7 +39,7 @@ def find_user_id(token: str, settings: Settings) -> str | None:
 
 
 def get_user_id() -> str:
-    """The user of this request; `UNAUTHORIZED` without a valid token."""
+    """Return the user of this request; `UNAUTHORIZED` without a valid token."""
     if "user_id" not in g:
         token = bearer_token()
         user_id = find_user_id(token, services().settings) if token else None
@@ -51,6 +50,6 @@ def get_user_id() -> str:
 
 
 def is_user_request() -> bool:
-    """Whether this request carries a valid token of a user of the learning app."""
+    """Return whether this request has a valid token of a user."""
     token = bearer_token() if "Authorization" in request.headers else None
     return token is not None and find_user_id(token, services().settings) is not None

@@ -1,4 +1,4 @@
-"""The application as a server imports it: refused, in one line, where settings, schema or stored keys don't fit."""
+"""The application for servers. The import fails in one line if settings, schema or stored keys don't fit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aijobs.web.factory import create_app
 from aijobs.wiring.services import Services
 
 BOOT_ERROR = 3
-"""The exit code by which gunicorn's master learns that trying again won't help (its `WORKER_BOOT_ERROR`)."""
+"""The exit code that tells gunicorn's master not to try again (its `WORKER_BOOT_ERROR`)."""
 
 
 def build_app() -> Flask:
-    """The application, the database checked; ends the process with one line where it can't be.
+    """Return the application after checking the database. Otherwise end the process with one line.
 
-    Under the `flask` command the database isn't looked at: `flask db upgrade` is what makes it.
+    Under the `flask` command the database isn't checked, because `flask db upgrade` creates it.
     """
     try:
         settings = Settings.load()
@@ -37,7 +37,7 @@ def build_app() -> Flask:
 
 
 def _check_parts(services: Services) -> None:
-    """`SettingsError` for a database or a broker that can't be used. A broker that is away is waited for."""
+    """Raise `SettingsError` for an unusable database or broker. A broker may be away."""
     services.check_start()
     try:
         refuse_unsupported(services.broker.client)
@@ -46,9 +46,9 @@ def _check_parts(services: Services) -> None:
 
 
 def _check_keys(settings: Settings) -> None:
-    """Where we listen is on the server's command line, which nobody tells us: so somebody must have said what this is.
+    """Refuse development keys unless AIJOBS_ENV was set: only the server's command line knows where it listens.
 
-    `aijobs up` says it to its web process; the `flask` command is for development.
+    `aijobs up` sets it for its web process; the `flask` command is for development.
     """
     if settings.development_keys and not (settings.env_was_set or settings.run_by_flask):
         raise SettingsError("won't serve on development keys: set AIJOBS_ENV to production or development")

@@ -1,1 +1,1 @@
-"""The JSON API: the user's and the operators'."""
+"""The JSON APIs of users and operators."""

@@ -1,4 +1,4 @@
-"""What operators ask: any job, its retry and cancel, and the machinery behind."""
+"""The operators' API: any job, its retry and cancel, and the engine's state."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def init_app(app: Flask) -> None:
 
 
 def _document() -> dict[str, Any]:
-    """The document with the cookie's name, which depends on the installation and on the request's prefix."""
+    """Return the document with the cookie's name, which depends on the installation and on the request's prefix."""
     document = deepcopy(DOCUMENT)
     document["components"]["securitySchemes"]["session"]["name"] = current_app.session_interface.get_cookie_name(
         current_app
@@ -282,7 +282,7 @@ def _document() -> dict[str, Any]:
 
 
 def _authenticate() -> None:
-    """Who asks: an `Authorization` header stands alone, whatever session comes with it."""
+    """Authenticate the operator. An `Authorization` header is used alone, even if there is a session."""
     if "Authorization" in request.headers:
         token = bearer_token()
         g.operator = find_token_operator(token) if token else None

@@ -1,4 +1,4 @@
-"""How the APIs answer. What an answer holds is declared with the rows: `aijobs.monitor.views` and its like."""
+"""Build the answers of the APIs. Their fields are declared with the rows, for example in `aijobs.monitor.views`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from aijobs.web.shapes import explained
 
 _SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
 _SPENT_TODAY = ("promptTokens", "completionTokens", "costs", "unpricedCalls")
-"""What only those see of provider calls who may see usage."""
+"""Fields of provider calls for those with the right to see usage."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class AdminJobPage(Answer):
 
 @dataclass(frozen=True)
 class FlashcardPage(Answer):
-    """The cards of a job, and by what they were made."""
+    """The cards of a job, and what made them."""
 
     schema_name = "FlashcardSet"
 
@@ -80,7 +80,7 @@ class QueueStatusList(Answer):
 
 @dataclass(frozen=True)
 class UsageReport(Flattened):
-    """Provider calls by what they were grouped by, and all together."""
+    """Provider calls by group, and the total."""
 
     schema_name = "Usage"
     flattened = "found"
@@ -92,7 +92,7 @@ class UsageReport(Flattened):
 
 
 def answer(body: Answer | dict[str, Any], status: int = 200, location: str | None = None) -> Response:
-    """A JSON answer in the request's language."""
+    """Return a JSON answer in the request's language."""
     response = jsonify(to_json(body) if isinstance(body, Answer) else body)
     response.status_code = status
     response.headers["Content-Language"] = language()
@@ -103,7 +103,7 @@ def answer(body: Answer | dict[str, Any], status: int = 200, location: str | Non
 
 
 def no_content() -> Response:
-    """204: done, and there is nothing to say."""
+    """Return 204."""
     return Response(status=204)
 
 
@@ -111,19 +111,19 @@ J = TypeVar("J", bound=PublicJob)
 
 
 def worded(job: J) -> J:
-    """`job` with its public error message in the reader's language."""
+    """Return `job` with its public error message in the reader's language."""
     return replace(job, public_error_message=describe(job.error_code).message(language()) if job.error_code else None)
 
 
 def user_job(view: JobView) -> UserJob:
-    """A job as its user sees it."""
+    """Return a job for its user."""
     job = view.job
     result = Result(job.artifact_count, view.artifacts) if job.lifecycle_status == JobState.SUCCEEDED else None
     return UserJob(worded(job), result)
 
 
 def admin_detail(detail: JobDetail, wait: Wait | None, *, usage: bool) -> dict[str, Any]:
-    """Everything of one job but its content; tokens and cost with `usage` alone."""
+    """Return everything of a job except its content; tokens and cost only with `usage`."""
     losses = " ".join(explain_losses(detail)) or None
     waiting = explained(wait) if wait else None
     body = to_json(replace(detail, job=worded(detail.job), waiting=waiting, loss_explanation=losses))
@@ -134,7 +134,7 @@ def admin_detail(detail: JobDetail, wait: Wait | None, *, usage: bool) -> dict[s
 
 
 def providers(found: Providers, *, usage: bool) -> dict[str, Any]:
-    """All AI providers; tokens and cost with `usage` alone."""
+    """Return all AI providers; tokens and cost only with `usage`."""
     body = to_json(found)
     if not usage:
         _leave_out([model for provider in body["providers"] for model in provider["models"]], _SPENT_TODAY)

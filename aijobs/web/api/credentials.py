@@ -1,4 +1,4 @@
-"""A user's own provider keys: written once, never read again."""
+"""The API of a user's own provider keys: written once, never read again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aijobs.web.requests import read_no_parameters, read_object, read_optional_o
 from aijobs.web.user_tokens import get_user_id
 
 FIELDS = ("key", "label", "mode")
-"""No address among them: where a key is sent to is for the providers file to say."""
+"""No URL among them: the providers file says where a key is sent."""
 
 
 def create_credential() -> Response:

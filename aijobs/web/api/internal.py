@@ -1,7 +1,6 @@
-"""For runtime services that call providers themselves: a user's key in clear, by the service token.
+"""The API for runtime services that call providers themselves: a user's decrypted key, with the service token.
 
-Without a token in the settings there is no such address. Operators have no way here: a session or an operator's token
-is as good as none.
+The route exists only if the settings have a token. Sessions and tokens of operators are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _sparing = Sparing()
 
 
 def resolve_credential(credential_id: str) -> Response:
-    """`{credentialId, userId, mode, apiKey}`. Each use has its audit row, committed before the key is looked for."""
+    """Return `{credentialId, userId, mode, apiKey}`. Each use has its audit row, committed before the key is read."""
     read_no_parameters()
     read_optional_object(())
     if not is_id(credential_id):
@@ -43,7 +42,7 @@ def resolve_credential(credential_id: str) -> Response:
 
 
 def init_app(app: Flask) -> None:
-    """Add the address to `app`, where the settings hold a service token."""
+    """Add the route to `app`, if the settings have a service token."""
     if not app.extensions["aijobs"].settings.service_token:
         return
     blueprint = Blueprint("internal_api", __name__)
@@ -53,8 +52,10 @@ def init_app(app: Flask) -> None:
 
 
 def _authenticate() -> None:
-    """`UNAUTHORIZED` unless the request bears the token. Digests are compared, so that nothing is told by the time it
-    takes, not even a length. A refusal leaves a line, and no audit row: rows could be written by anybody.
+    """Raise `UNAUTHORIZED` unless the request has the token.
+
+    Digests are compared, so that the time reveals nothing, not even the length. A refusal is logged without an audit
+    row, because anybody could write rows that way.
     """
     given = token_digest(bearer_token() or "")
     if not hmac.compare_digest(given, token_digest(services().settings.service_token)):

@@ -1,4 +1,4 @@
-"""The table of operations, from which both the routes and the OpenAPI documents are made."""
+"""The operations of the APIs, the source of both routes and OpenAPI documents."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from aijobs.web.api.schemas import PARAMETERS, SCHEMAS
 from aijobs.web.auth import require_right
 
 ALWAYS = ("INTERNAL_ERROR", "SERVICE_BUSY")
-"""What any operation may answer."""
+"""Errors of every operation."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One route: how it is asked, what it answers."""
+    """One route: its request and its answers."""
 
     method: str
     path: str
-    """As OpenAPI spells it: `/api/ai/jobs/{jobId}`."""
+    """The path in OpenAPI's form: `/api/ai/jobs/{jobId}`."""
     view: Callable[..., Response]
     summary: str
     answers: Mapping[int, str | None]
-    """The schema of each good answer; None: it has no body."""
+    """The schema of each successful answer; None: no body."""
     errors: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
-    """Names in `schemas.PARAMETERS`, those of the path aside."""
+    """Names in `schemas.PARAMETERS`, except those of the path."""
     body: str | None = None
     body_required: bool = True
     location: bool = False
-    """Whether a `Location` header leads to what was made."""
+    """Whether a `Location` header names the new resource."""
     right: str | None = None
     """The right that an operator needs."""
 
     @property
     def rule(self) -> str:
-        """The path as Flask spells it: `/api/ai/jobs/<job_id>`."""
+        """Return the path in Flask's form: `/api/ai/jobs/<job_id>`."""
         return re.sub(r"\{(\w+)\}", lambda found: f"<{_snake(found[1])}>", self.path)
 
     @property
@@ -49,7 +49,7 @@ class Operation:
 
 
 def add_operations(blueprint: Blueprint, operations: Sequence[Operation]) -> None:
-    """Route every operation of the table."""
+    """Add a route for every operation."""
     for operation in operations:
         view = require_right(operation.right)(operation.view) if operation.right else operation.view
         blueprint.add_url_rule(
@@ -58,7 +58,7 @@ def add_operations(blueprint: Blueprint, operations: Sequence[Operation]) -> Non
 
 
 def add_document(app: Flask, path: str, document: Callable[[], dict[str, Any]], endpoint: str) -> None:
-    """Serve an OpenAPI document; it holds nothing that is secret, so anybody may read it."""
+    """Serve an OpenAPI document. It holds nothing secret, so it is public."""
 
     def show() -> Response:
         return jsonify(document() | {"servers": [{"url": request.root_path or "/"}]})
@@ -69,7 +69,7 @@ def add_document(app: Flask, path: str, document: Callable[[], dict[str, Any]], 
 def build_document(
     title: str, description: str, operations: Sequence[Operation], security: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these operations; `security` holds the security schemes, any of which will do."""
+    """Return the OpenAPI 3.1 document of these operations. `security`: the security schemes, any of which is enough."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
@@ -136,7 +136,7 @@ def _ref(name: str) -> dict[str, str]:
 
 
 def _used_schemas(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The schemas that these operations speak of, and those that they speak of in turn."""
+    """Return the schemas that these operations use, directly or indirectly."""
     waiting = {"Error"} | {s for o in operations for s in (*o.answers.values(), o.body) if s is not None}
     used: dict[str, Any] = {}
     while waiting:

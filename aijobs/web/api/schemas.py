@@ -33,7 +33,7 @@ IDENTIFIER: Schema = {"type": "string", "minLength": 1, "maxLength": 255}
 
 
 def record(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """An object with these properties and no others."""
+    """Return the schema of an object with these properties and no others."""
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -78,11 +78,11 @@ SCHEMAS: dict[str, Schema] = to_schemas(
     "ReasonRequest": record({}, {"reason": _REASON}),
     "Revealed": record({"jobId": TEXT}, {"snapshot": {}, "validatedOutput": {}}),
 }
-"""The bodies of requests and answers, by name. Answers come from their own declarations."""
+"""The bodies of requests by name. Answers have declarations of their own."""
 
 
 def _add_input(name: str, model: type[BaseModel]) -> None:
-    """A job type's input, and what it is made of, under their own names."""
+    """Add a job type's input and its parts under their own names."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     SCHEMAS.update(schema.pop("$defs", {}))
     SCHEMAS[name] = schema

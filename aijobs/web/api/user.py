@@ -1,4 +1,4 @@
-"""What the learning app's users ask: their own jobs, flashcards, and keys of their own."""
+"""The users' API: their own jobs, flashcards and keys."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ DOCUMENT = build_document(
 def init_app(app: Flask) -> None:
     """Add the user's API to `app`."""
     blueprint = Blueprint("user_api", __name__)
-    # First of all, so that without a token nothing is told, and every fault is one of a user's request.
+    # First, so that nothing is revealed without a token, and every fault is in an authenticated request.
     blueprint.before_request(_authenticate)
     add_operations(blueprint, OPERATIONS)
     app.register_blueprint(blueprint)

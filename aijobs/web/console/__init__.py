@@ -1,4 +1,4 @@
-"""The operator console: pages made on the server, which htmx enriches and which work without it."""
+"""The operator console: pages rendered on the server, enriched by htmx, which work without JavaScript."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ blueprint = Blueprint("console", __name__, url_prefix="/console")
 
 @blueprint.errorhandler(CSRFError)
 def _csrf_refused(_error: CSRFError) -> ResponseReturnValue:
-    """Who is no longer signed in is asked to sign in; only somebody signed in can send a wrong token."""
+    """Send a client that isn't signed in any more to the sign-in page. Only a signed-in one can send a wrong token."""
     signing_in = request.endpoint in ("console.login", "console.preferences", "console.logout")
     if current_operator() is None and not signing_in:
         return login_manager.unauthorized()
-    # A browser that keeps no cookie has no token that could be right, however often the form is loaded again.
+    # A browser without cookies never has a right token, however often the form is loaded.
     has_cookie = current_app.session_interface.get_cookie_name(current_app) in request.cookies
     return current_app.handle_user_exception(ApiError("BAD_REQUEST", {"reason": "csrf" if has_cookie else "cookie"}))
 
@@ -34,7 +34,7 @@ def _vary(response: Response) -> Response:
 
 
 def init_app(app: Flask) -> None:
-    """Register the pages, and what their templates know."""
+    """Register the pages, and the names that their templates use."""
     from aijobs.web.console import (  # noqa: F401 - each registers its views
         audit,
         confirmations,
@@ -53,7 +53,7 @@ def init_app(app: Flask) -> None:
     )
 
     app.register_blueprint(blueprint)
-    # The address of a static file changes with the file (`pages.asset`).
+    # The URL of a static file changes with the file (`pages.asset`).
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = timedelta(days=365)
     app.context_processor(pages.context)
     app.jinja_env.filters.update(
@@ -81,11 +81,11 @@ def init_app(app: Flask) -> None:
 
     @app.get("/")
     def root() -> ResponseReturnValue:
-        """The console is what a browser comes for."""
+        """Redirect to the console."""
         return redirect(url_for("console.start"))
 
 
 @blueprint.get("/", strict_slashes=False)
 def start() -> ResponseReturnValue:
-    """The list of jobs, until there is an overview."""
+    """Redirect to the list of jobs."""
     return redirect(url_for("console.jobs"))

@@ -1,4 +1,4 @@
-"""Which action goes with which right and state: one table for rows, pages, keys and what a POST is checked against."""
+"""The actions on jobs, with their rights and conditions: one table for rows, pages, keys and POST checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from aijobs.operators import rights
 
 @dataclass(frozen=True)
 class Action:
-    """Something an operator may do to a job."""
+    """An action of an operator on a job."""
 
     name: str
     label: Any
     right: str
     refusal: Callable[[JobRow], str | None]
-    """Why the job can't have it done, as a key of `reasons`; None: it can."""
+    """Returns why the action isn't possible, as a key of `reasons`; None: it is."""
     reasons: Mapping[str, Any]
 
 
@@ -57,21 +57,21 @@ ACTIONS: Mapping[str, Action] = {action.name: action for action in (RETRY, CANCE
 
 @dataclass(frozen=True)
 class Offer:
-    """An action as it stands for one job and operator; `refused` says why it can't be done, None that it can."""
+    """An action for one job and operator. `refused`: why it isn't possible; None: it is."""
 
     action: Action
     refused: str | None
 
 
 def offer(action: Action, job: JobRow, may: Callable[[str], bool]) -> Offer:
-    """Whether `action` can be done to `job` by whom `may` speaks for: the right decides first, then the job."""
+    """Return whether `action` is possible: first by the right, then by the job."""
     if not may(action.right):
         return Offer(action, gettext("Your role does not allow this."))
     return Offer(action, refusal_text(action, action.refusal(job)))
 
 
 def refusal_text(action: Action, reason: str | None) -> str | None:
-    """The reason in words; None for None."""
+    """Return the text of a reason; None for None."""
     if reason is None:
         return None
     return str(action.reasons.get(reason, gettext("This cannot be done now.")))

@@ -1,4 +1,4 @@
-"""A browser in plain words, from what it calls itself: `Firefox on Windows`."""
+"""Describe a browser by its user agent: `Firefox on Windows`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from flask_babel import gettext
 
 _BROWSERS = (
-    # Each browser also names those before whose pages it wants to be shown, so the particular ones come first.
+    # Each browser also names others for compatibility, so the special ones come first.
     ("Edge", re.compile(r"\b(Edg|EdgA|EdgiOS|Edge)/")),
     ("Opera", re.compile(r"\b(OPR|Opera|OPiOS)/")),
     ("Samsung Internet", re.compile(r"\bSamsungBrowser/")),
@@ -28,7 +28,7 @@ _PRODUCT = re.compile(r"([A-Za-z][\w.-]{0,39})(/|$)")
 
 
 def agent_words(agent: str | None) -> str:
-    """Return browser and system in the present language; for a program (`curl/8.5`) its name."""
+    """Return browser and system in the current language; for a program (`curl/8.5`) its name."""
     text = agent or ""
     browser = next((name for name, pattern in _BROWSERS if pattern.search(text)), None)
     system = next((name for name, pattern in _SYSTEMS if pattern.search(text)), None)

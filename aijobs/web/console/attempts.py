@@ -1,4 +1,4 @@
-"""Attempts as people see them, put together from a job's history and its provider calls."""
+"""Build the attempts of a job from its history and its provider calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDS = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a job by one worker. `end` is the type of the history row that ended it, None while it runs."""
+    """One attempt. `end` is the type of the history row that ended it; None while it runs."""
 
     number: int
     started_at: datetime | None
@@ -37,7 +37,7 @@ class Attempt:
 
 
 def build_attempts(detail: JobDetail) -> list[Attempt]:
-    """All attempts, the first one first."""
+    """Return all attempts, oldest first."""
     numbers = sorted({entry.attempt_no for entry in detail.history if entry.type == HistoryType.LOCKED})
     return [_attempt(detail, number) for number in numbers]
 

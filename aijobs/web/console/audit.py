@@ -1,4 +1,4 @@
-"""The audit log: who did what to what, why, with what result, when and from where."""
+"""The audit log page: who did what to what, why, with what result, when and from where."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ORDER = Keyset("audit", (AuditLog.at, AuditLog.id))
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One action as it is told."""
+    """One action of the audit log."""
 
     at: datetime
     actor: str
@@ -46,7 +46,7 @@ _COLUMNS = tuple(getattr(AuditLog, name) for name in AuditRow.__dataclass_fields
 
 @whole_page("/audit", rights.AUDIT)
 def audit() -> ResponseReturnValue:
-    """What operators did, newest first, a page at a time; of one target where it is named."""
+    """The actions of operators, newest first, one page at a time; of one target if it is named."""
     try:
         target = _read_target()
         with services().database.read() as session:
@@ -59,7 +59,7 @@ def audit() -> ResponseReturnValue:
 
 
 def _read_target() -> str | None:
-    """The target that the address names; `InputInvalid` for a text that can be nobody's id."""
+    """Return the target of the URL; `InputInvalid` for a text that can't be an id."""
     target = request.args.get("target")
     fault = None if target is None else identifier_fault(target)
     if fault:

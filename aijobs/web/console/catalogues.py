@@ -1,7 +1,7 @@
-"""`python -m aijobs.web.console.catalogues`: read all texts from code and templates into both catalogues.
+"""`python -m aijobs.web.console.catalogues`: collect all texts of code and templates in both catalogues.
 
-English texts are their own translation, so that catalogue fills itself; what the Chinese one lacks is listed, and the
-exit code is 1 until somebody has written it. The compiled catalogues are written beside their sources.
+English texts are their own translation. Missing Chinese ones are listed, and the exit code is 1 until they are written.
+The compiled catalogues are written beside their sources.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KEYWORDS = {**DEFAULT_KEYWORDS, "_l": None, "_n": None, "_lp": ((1, "c"), 2), "l
 
 
 def po_path(language: str) -> Path:
-    """The source of a language's catalogue."""
+    """Return the path of a language's catalogue source."""
     return PACKAGE / "translations" / language / "LC_MESSAGES" / "messages.po"
 
 
 def extract(root: Path = CHECKOUT) -> Catalog:
-    """Every text that code and templates ask to have translated."""
+    """Collect every text that code and templates translate."""
     with open(root / "babel.cfg", encoding="utf-8") as file:
         methods, options = parse_mapping_cfg(file)
     catalog = Catalog(project="aijobs", charset="utf-8", fuzzy=False)
@@ -43,7 +43,7 @@ def extract(root: Path = CHECKOUT) -> Catalog:
 
 
 def read(language: str) -> Catalog:
-    """The catalogue as it stands on disk; an empty one where there is none."""
+    """Read the catalogue from disk; an empty one if there is none."""
     path = po_path(language)
     if not path.exists():
         return Catalog(locale=language, charset="utf-8", fuzzy=False)
@@ -52,19 +52,19 @@ def read(language: str) -> Catalog:
 
 
 def untranslated(catalog: Catalog) -> list[str]:
-    """The texts of `catalog` that have no translation, or one that nobody has checked."""
+    """Return the texts of `catalog` without a translation, or with one that nobody has checked."""
     return [
         str(message.id) for message in catalog if message.id and (message.fuzzy or not all(_strings(message.string)))
     ]
 
 
 def update(language: str, texts: Catalog) -> Catalog:
-    """Bring a language's catalogue up to `texts` and write both of its files."""
+    """Update a language's catalogue to `texts` and write both of its files."""
     catalog = read(language)
-    # A copy, as `update` takes over the very messages.
+    # A copy, because `update` keeps the message objects.
     catalog.update(deepcopy(texts), no_fuzzy_matching=True)
     catalog.obsolete.clear()
-    # The same texts make the same file, whoever makes it and when.
+    # No date and no author: the same texts give the same file.
     catalog.header_comment = f"# The texts of aijobs: {language}."
     catalog.creation_date = catalog.revision_date = _NEVER
     catalog.project, catalog.version, catalog.last_translator = "aijobs", "1", "aijobs"
@@ -91,7 +91,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def main() -> int:
-    """Update all catalogues; 1 where a translation is missing."""
+    """Update all catalogues. Return 1 if a translation is missing."""
     texts = extract()
     lacking = {language: untranslated(update(language, texts)) for language in LANGUAGES}
     for language, messages in lacking.items():

@@ -1,4 +1,4 @@
-"""Actions are confirmed on a page of their own (or in a dialog that shows it), with a token, and never by a GET."""
+"""Confirm actions on a page (or in a dialog with it), with a token, and never by GET."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 
 CONFIRMATION_S = 3600
-"""How long a confirmation page may be left open."""
+"""How long a confirmation page is valid."""
 
 
 class ConfirmationForm(FlaskForm):
-    """Why, for the audit log, and proof that the confirmation was seen."""
+    """The reason for the audit log, and proof that the confirmation was shown."""
 
     confirmation = HiddenField()
     reason = TextAreaField(
@@ -42,12 +42,12 @@ class ConfirmationForm(FlaskForm):
     )
 
     def given_reason(self) -> str | None:
-        """The reason; None for none."""
+        """The reason, or None."""
         return self.reason.data or None
 
 
 class Confirmation:
-    """A signed word that this operator saw the confirmation of this action on this target."""
+    """A signed token: this operator saw the confirmation of this action on this target."""
 
     def __init__(self, action: str, target_id: str) -> None:
         self._says = [get_operator().id, action, target_id]
@@ -57,7 +57,7 @@ class Confirmation:
         return str(self._signer.dumps(self._says))
 
     def is_right(self, text: str | None) -> bool:
-        """Whether `text` says so, and isn't too old."""
+        """Return whether `text` is such a token, and isn't too old."""
         try:
             return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._says)
         except BadSignature:
@@ -69,14 +69,14 @@ class Confirmation:
 
 @whole_page("/jobs/<job_id>/retry", rights.VIEW)
 def retry(job_id: str) -> ResponseReturnValue:
-    """Ask before retrying a job."""
+    """Show the confirmation of a retry."""
     return _ask(RETRY, known_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/retry")
 @require_right(rights.RETRY)
 def retry_job(job_id: str) -> ResponseReturnValue:
-    """Retry a job as a new one, and show that one; a second click is led to the same child."""
+    """Retry a job as a new one and show that one. A second click shows the same child."""
     job, form = known_job(job_id), ConfirmationForm()
     if not is_confirmed("retry", job.id, form):
         return _ask(RETRY, job, form, 422)
@@ -93,7 +93,7 @@ def retry_job(job_id: str) -> ResponseReturnValue:
 
 @whole_page("/jobs/<job_id>/cancel", rights.VIEW)
 def cancel(job_id: str) -> ResponseReturnValue:
-    """Ask before cancelling a job."""
+    """Show the confirmation of a cancel."""
     return _ask(CANCEL, known_job(job_id), ConfirmationForm())
 
 
@@ -121,7 +121,7 @@ def _cancelled(result: Cancelled) -> str:
 
 
 def is_confirmed(action: str, target_id: str, form: ConfirmationForm) -> bool:
-    """Whether the form is in order and its confirmation is of this action on this target, by this operator."""
+    """Return whether the form is valid and its token is for this action, target and operator."""
     return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_right(form.confirmation.data)
 
 
@@ -158,7 +158,7 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
 
 
 def _refused(action: Action, job: JobRow, refused: ApiError) -> ResponseReturnValue:
-    """Say why, on the page of the job that counts now."""
+    """Show the reason on the page of the job that matters now."""
     details = refused.details or {}
     text = refusal_text(action, details.get("reason")) or describe(refused.code).message(language())
     flash(text, "problem")

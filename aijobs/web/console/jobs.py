@@ -31,7 +31,7 @@ from aijobs.web.explanations import WAITS, explain_failure, explain_losses
 
 PER_PAGE = 50
 MOST_NEW = 20
-"""How far newer jobs are counted."""
+"""Upper limit of the count of newer jobs."""
 
 
 # --- the list ----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ MOST_NEW = 20
 
 @whole_page("/jobs", rights.VIEW)
 def jobs() -> ResponseReturnValue:
-    """The list under a filter, a page at a time."""
+    """The filtered list, one page at a time."""
     try:
         wanted = JobFilter.parse(request.args)
         page = services().monitor.list_jobs(wanted, request.args.get("cursor"), PER_PAGE)
@@ -51,7 +51,7 @@ def jobs() -> ResponseReturnValue:
 @blueprint.get("/jobs/chips")
 @require_right(rights.VIEW)
 def chips() -> ResponseReturnValue:
-    """The states with their counts: asked for after the first paint."""
+    """The states with their counts, loaded after the first paint."""
     wanted = JobFilter.parse(request.args)
     return render_template(
         "console/jobs/_chips.html", wanted=wanted, counts=services().monitor.count_jobs(_stateless(wanted)), **_STATES
@@ -61,7 +61,7 @@ def chips() -> ResponseReturnValue:
 @blueprint.get("/jobs/changes")
 @require_right(rights.VIEW)
 def changes() -> ResponseReturnValue:
-    """What changed in a list that is being looked at: its open rows, the counts, and how many are newer."""
+    """The changes of a watched list: its open rows, the counts, and the number of newer jobs."""
     monitor = services().monitor
     wanted = JobFilter.parse(request.args)
     rows = monitor.find_rows([job_id for job_id in request.args.get("ids", "").split(",") if is_id(job_id)][:PER_PAGE])
@@ -81,7 +81,7 @@ def changes() -> ResponseReturnValue:
 @blueprint.get("/search")
 @require_right(rights.VIEW)
 def search() -> ResponseReturnValue:
-    """One box for everything: a whole job id opens the job, an error code filters by it, else a prefix search."""
+    """The search box: a whole job id opens the job, an error code filters by it, anything else searches by prefix."""
     text = request.args.get("q", "").strip()
     if is_id(text.lower()) and services().monitor.find_job(text.lower()) is not None:
         return redirect(url_for("console.job", job_id=text.lower()), 303)
@@ -116,13 +116,15 @@ def _stateless(wanted: JobFilter) -> JobFilter:
 
 
 def _row_offers(rows: Sequence[JobRow]) -> dict[str, Offer]:
-    """The one action that a row offers: retry for a job that has ended, cancel for another."""
+    """Return the action of each row: retry for a job that has ended, otherwise cancel."""
     may = get_operator().may
     return {job.id: offer(RETRY if job.final else CANCEL, job, may) for job in rows}
 
 
 def _list_poll(wanted: JobFilter, rows: Sequence[JobRow], since: str | None) -> Poll:
-    """Open rows change, and the first page may get newer ones; a later page of ended jobs stays as it is."""
+    """Return the polling of a list: open rows change, and the first page may get newer ones; a later page of ended jobs
+    stays.
+    """
     still = ",".join(job.id for job in rows if not job.final)
     parameters = wanted.query() | ({"ids": still} if still else {}) | ({"since": since} if since else {})
     return Poll(link("console.changes", parameters), 3 if still else 10 if since else 0)
@@ -138,7 +140,7 @@ def _count_newer(wanted: JobFilter) -> int:
 
 
 def _read_since(text: str) -> datetime:
-    """An instant as a filter reads one; `InputInvalid`."""
+    """Parse a time like a filter; `InputInvalid`."""
     try:
         return cast(datetime, PARAMETERS["createdFrom"][1](text))
     except ValueError as error:
@@ -157,7 +159,7 @@ def job(job_id: str) -> ResponseReturnValue:
 @blueprint.get("/jobs/<job_id>/changes")
 @require_right(rights.VIEW)
 def job_changes(job_id: str) -> ResponseReturnValue:
-    """What changed of a job that is being looked at: all sections, or only where it is when nothing happened."""
+    """The changes of a watched job: all sections, or 204 if nothing happened."""
     context = _job_context(job_id)
     moved = request.args.get("seen") != context["seen"]
     return render_template("console/jobs/_job_changes.html", moved=moved, live=True, **context)
@@ -193,7 +195,7 @@ def _job_context(job_id: str) -> dict[str, Any]:
 
 
 def _holder_of(detail: JobDetail) -> WorkerRow | None:
-    """The worker that has the job's lease."""
+    """Return the worker that holds the job's lease."""
     token = detail.job.locked_by
     if token is None or detail.job.final:
         return None
@@ -202,7 +204,7 @@ def _holder_of(detail: JobDetail) -> WorkerRow | None:
 
 
 def known_job(job_id: str) -> JobRow:
-    """The job's row; `JOB_NOT_FOUND`."""
+    """Return the job's row; `JOB_NOT_FOUND`."""
     found = services().monitor.find_job(job_id)
     if found is None:
         raise ApiError("JOB_NOT_FOUND")

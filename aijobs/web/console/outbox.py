@@ -1,4 +1,4 @@
-"""The outbox: what was promised, what is sent, what is dead, and the way back for a dead end event."""
+"""The outbox page: waiting, sent and dead events, and the requeue of a dead end event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REQUEUE = "requeue"
 
 @whole_page("/outbox", rights.VIEW)
 def outbox() -> ResponseReturnValue:
-    """How the outbox is, and its events, a page at a time."""
+    """The state of the outbox and its events, one page at a time."""
     try:
         status, event_type = _one_of("status", tuple(OutboxState)), _one_of("eventType", EVENT_TYPES)
         page = services().monitor.list_outbox(status, event_type, request.args.get("cursor"), PER_PAGE)
@@ -41,14 +41,14 @@ def outbox() -> ResponseReturnValue:
 @blueprint.get("/outbox/changes")
 @require_right(rights.VIEW)
 def outbox_changes() -> ResponseReturnValue:
-    """The numbers, for who is looking at the page."""
+    """The numbers of the outbox, for polling."""
     health = services().monitor.outbox_status()
     return render_template("console/outbox/_changes.html", health=health, statuses=OutboxState)
 
 
 @whole_page("/outbox/<event_id>/requeue", rights.VIEW)
 def requeue(event_id: str) -> ResponseReturnValue:
-    """Ask before a dead end event is made pending again."""
+    """Show the confirmation of a requeue."""
     return _ask(_known(event_id), ConfirmationForm())
 
 
@@ -97,7 +97,7 @@ def _ask(event_id: str, form: ConfirmationForm, status: int = 200) -> ResponseRe
 
 
 def _known(event_id: str) -> str:
-    """The id as it is; nothing that isn't spelled like one goes further."""
+    """Return the id; NOT_FOUND if it doesn't have the form of one."""
     if not is_id(event_id):
         raise ApiError("NOT_FOUND")
     return event_id
@@ -110,7 +110,7 @@ def _refusal(refused: ApiError) -> str:
 
 
 def _one_of(name: str, allowed: tuple[str, ...]) -> str | None:
-    """The parameter, None without it; `InputInvalid` for a value that isn't one of `allowed`."""
+    """Return the parameter, or None; `InputInvalid` if it isn't one of `allowed`."""
     value = request.args.get(name)
     if value is not None and value not in allowed:
         raise InputInvalid([(name, f"must be one of {', '.join(allowed)}")])

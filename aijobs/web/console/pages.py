@@ -1,4 +1,4 @@
-"""What every page has in common: page or fragment, where one may be sent back to, navigation, assets."""
+"""Shared by all pages: page or fragment, return addresses, navigation, assets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 START = "console.jobs"
 PAGES = {"console.start"}
-"""The endpoints that show a whole page, which a sign-in or a change of language may lead back to (see `whole_page`)."""
+"""Endpoints of whole pages. A sign-in or a change of language may lead back to them (see `whole_page`)."""
 
 _NEEDED = {"audit": rights.AUDIT, "usage": rights.VIEW_USAGE}
-"""The right that a page of the navigation takes, where it isn't `view`."""
+"""The right for a page of the navigation, if it isn't `view`."""
 
 THEMES = ("auto", "light", "dark")
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
@@ -35,7 +35,7 @@ _LONGEST_ADDRESS = 2000
 
 
 def whole_page(rule: str, right: str) -> Callable[[V], V]:
-    """A view that shows a whole page, for operators with `right`."""
+    """Register a view for a whole page, for operators with `right`."""
 
     def register(view: V) -> V:
         PAGES.add(f"{blueprint.name}.{view.__name__}")
@@ -46,31 +46,31 @@ def whole_page(rule: str, right: str) -> Callable[[V], V]:
 
 
 def htmx() -> Any:
-    """What htmx said of this request; false where it didn't make it."""
+    """Return the htmx headers of this request; false if htmx didn't send it."""
     asked = request
     return asked.htmx if isinstance(asked, HtmxAwareRequest) or hasattr(asked, "htmx") else False
 
 
 def wants_fragment() -> bool:
-    """Whether a part of the page is asked for: never by a boosted link or a restored history entry."""
+    """Return whether a fragment is requested: never by a boosted link or a restored history entry."""
     asked = htmx()
     return bool(asked) and not asked.boosted and not asked.history_restore_request
 
 
 def render(page: str, fragment: str, /, **context: Any) -> str:
-    """The page, or the fragment that it includes."""
+    """Render the page, or the fragment that it includes."""
     return render_template(fragment if wants_fragment() else page, **context)
 
 
 def link(endpoint: str, parameters: Mapping[str, Any]) -> str:
-    """The address of a page with these parameters."""
+    """Return the URL of a page with these parameters."""
     return url_for(endpoint, **dict[str, Any](parameters))
 
 
 def known_page(address: str | None) -> str:
-    """`address` where it is a page of this console, by path and query; else the start page.
+    """Return `address` if it is a page of this console, by path and query; otherwise the start page.
 
-    Whatever a browser would mend on the way (backslashes, tabs, doubled slashes, another host) is not one.
+    Addresses that a browser would normalize (backslashes, tabs, double slashes, another host) are refused.
     """
     start, root = url_for(START), request.root_path
     if not address or len(address) > _LONGEST_ADDRESS or not address.startswith(f"{root}/"):
@@ -89,7 +89,7 @@ def known_page(address: str | None) -> str:
 
 @dataclass(frozen=True)
 class Poll:
-    """What a page asks again, and how often (seconds); `every` 0: never, as nothing can change."""
+    """What a page polls, and how often (seconds); `every` 0: never, because nothing can change."""
 
     address: str
     every: int
@@ -107,7 +107,7 @@ class NavigationEntry:
 
 
 def navigation() -> list[NavigationEntry]:
-    """The pages, in the present language."""
+    """Return the pages, in the current language."""
     entries = (
         ("jobs", "console.jobs", "j", gettext("Jobs")),
         ("queues", "console.queues", "q", gettext("Queues")),
@@ -132,13 +132,13 @@ def _version(path: Path, _modified: float) -> str:
 
 
 def asset(name: str) -> str:
-    """The address of a static file; it changes with the file, so that no browser keeps an old one."""
+    """Return the URL of a static file. It changes with the file, so that no browser keeps an old one."""
     path = Path(current_app.static_folder or "") / name
     return url_for("static", filename=name, v=_version(path, path.stat().st_mtime))
 
 
 def context() -> dict[str, Any]:
-    """What every template knows."""
+    """Return the names that every template may use."""
     theme = session.get("theme")
     spoken = language()
     here = known_page(asked_address()) if request.method == "GET" else url_for(START)

@@ -1,4 +1,4 @@
-"""Language and theme, chosen without JavaScript and kept in the session; the language also with the operator."""
+"""Language and theme: chosen without JavaScript, kept in the session, the language also with the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aijobs.web.context import LANGUAGES, services
 
 @blueprint.post("/preferences")
 def preferences() -> ResponseReturnValue:
-    """Keep what was chosen and go back to where it was; the sign-in page is where nobody is signed in."""
+    """Save the choice and return to the page; to the sign-in page if nobody is signed in."""
     chosen, theme = request.form.get("language"), request.form.get("theme")
     operator = current_operator()
     if chosen in LANGUAGES:

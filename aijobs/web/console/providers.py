@@ -1,4 +1,4 @@
-"""AI providers: which are left alone, how busy they are, what today's calls came to, and the way to close a breaker."""
+"""The providers page: breakers, running calls, today's sums, and closing a breaker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def providers() -> ResponseReturnValue:
 
 @whole_page("/providers/<provider>/close", rights.VIEW)
 def close_breaker(provider: str) -> ResponseReturnValue:
-    """Ask before a breaker is closed by hand."""
+    """Show the confirmation of closing a breaker."""
     return _ask(provider, services().monitor.get_breaker(provider), ConfirmationForm())
 
 

@@ -1,4 +1,4 @@
-"""Queues: what waits, how long, who works on it."""
+"""The queues page: waiting jobs, their age, and workers."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ from aijobs.web.console.pages import known_page
 from aijobs.web.console.times import whole_time
 
 _CHOSEN = ("language", "theme")
-"""What somebody chose before signing in, and keeps."""
+"""Preferences from before the sign-in, which are kept."""
 
 
 class SignInForm(FlaskForm):
-    """Who wants to come in, and where to."""
+    """The sign-in form."""
 
     next = HiddenField()
     username = StringField(
@@ -48,7 +48,7 @@ class SignInForm(FlaskForm):
 
 @blueprint.route("/login", methods=["GET", "POST"])
 def login() -> ResponseReturnValue:
-    """The sign-in page; afterwards one is where one wanted to be, if that is a page of ours."""
+    """Sign in. Then show the page that was wanted, if it is one of ours."""
     form = SignInForm(next=request.args.get("next", ""))
     back = known_page(form.next.data)
     if current_operator() is not None:
@@ -73,7 +73,7 @@ def logout() -> ResponseReturnValue:
 
 
 def leave() -> ResponseReturnValue:
-    """End this session, and go to the sign-in page in the language and theme that were chosen."""
+    """End this session, and show the sign-in page in the chosen language and theme."""
     chosen = {name: session[name] for name in _CHOSEN if name in session}
     sign_out()
     session.update(chosen)
@@ -97,7 +97,7 @@ def _page(form: SignInForm, status: int, problem: str | None = None) -> Response
 
 
 def _ended_text() -> str | None:
-    """Why somebody who was signed in is not any more; None where nobody was."""
+    """Return why the last session has ended; None if nobody was signed in."""
     ended, rules = ended_session(), session_rules()
     if ended is None:
         return None

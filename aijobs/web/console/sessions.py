@@ -1,4 +1,4 @@
-"""Where operators are signed in: each sees and ends their own sessions, a SUPER_ADMIN those of every operator."""
+"""The sessions page: operators see and end their own sessions, a SUPER_ADMIN those of all operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aijobs.web.console.times import whole_time
 from aijobs.web.context import services
 
 MOST = 200
-"""Sessions that a list shows."""
+"""Maximum sessions of a list."""
 
 
 @whole_page("/sessions", rights.VIEW)
@@ -46,7 +46,7 @@ def sessions() -> ResponseReturnValue:
 @blueprint.post("/sessions/<session_id>/revoke")
 @require_right(rights.VIEW)
 def sign_out_session(session_id: str) -> ResponseReturnValue:
-    """Sign one session out: an own one, or with the right to it anybody's."""
+    """End one session: an own one, or anybody's with the right."""
     operator, s = get_operator(), services()
     if session_id == operator.session_id:
         return leave()
@@ -63,7 +63,7 @@ def sign_out_session(session_id: str) -> ResponseReturnValue:
 @blueprint.post("/sessions/revoke-others")
 @require_right(rights.VIEW)
 def revoke_other_sessions() -> ResponseReturnValue:
-    """Sign the operator out everywhere else."""
+    """End all other sessions of the operator."""
     operator, s = get_operator(), services()
     trail = AuditTrail(s.database, s.clock, acting())
     me, others = (operator.id, operator.username), OperatorSession.id != operator.session_id

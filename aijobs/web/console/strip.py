@@ -1,4 +1,4 @@
-"""The delivery strip: where a job is between its commit and its result, and when it got there.
+"""The delivery strip: how far a job has come between commit and result, and when.
 
 Six stations. Each is done, now (the job is here), ahead, skipped (it never came here), gap (it should be further),
 failed or stopped.
@@ -19,12 +19,12 @@ from aijobs.outbox.models import OutboxState
 from aijobs.web.console.words import worker_name
 
 OVERDUE = timedelta(seconds=30)
-"""How long something may lie at a station that is passed in a second or two."""
+"""How long a job may stay at a station that takes a second or two."""
 
 
 @dataclass(frozen=True)
 class Station:
-    """One station. `took`: since the station before that was reached."""
+    """One station. `took`: time since the station before."""
 
     name: str
     label: str
@@ -35,7 +35,7 @@ class Station:
 
 
 def build_strip(detail: JobDetail, holder: WorkerRow | None, lease_grace: timedelta) -> list[Station]:
-    """The strip of a job; `holder` is the worker that has its lease, where its heartbeat was looked up."""
+    """Build the strip of a job. `holder`: the worker with its lease, if its heartbeat was read."""
     stations = [
         Station("committed", gettext("Committed"), "done", detail.job.created_at),
         _outbox(detail),
@@ -48,7 +48,7 @@ def build_strip(detail: JobDetail, holder: WorkerRow | None, lease_grace: timede
 
 
 def last(detail: JobDetail, event_type: HistoryType) -> HistoryEntry | None:
-    """The newest history row of a type."""
+    """Return the newest history row of a type."""
     return next((entry for entry in reversed(detail.history) if entry.type == event_type), None)
 
 

@@ -1,4 +1,4 @@
-"""Times and durations as a person reads them, in the present language. The script writes ages in the same words."""
+"""Times and durations for people, in the current language. The script writes ages in the same words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = (31_536_000, 2_592_000, 86_400, 3600, 60, 1)
 
 
 def ago(at: datetime, now: datetime | None = None) -> str:
-    """How long ago `at` was, or how far ahead it is, in its largest whole unit: `3m ago`, `3分钟前`."""
+    """Return how long ago `at` was, or how far ahead it is, in its largest unit: `3m ago`, `3分钟前`."""
     seconds = (at - (now or utc_now())).total_seconds()
     if abs(seconds) < 1:
         return gettext("just now")
@@ -25,7 +25,7 @@ def ago(at: datetime, now: datetime | None = None) -> str:
 
 
 def instant(told: str | datetime | None) -> datetime | None:
-    """What a heartbeat calls a time, as a time; None for nothing, and for what is none."""
+    """Parse the time of a heartbeat; None for none or an invalid one."""
     if not isinstance(told, str):
         return told
     try:
@@ -40,7 +40,7 @@ def exact(at: datetime) -> str:
 
 
 def duration(value: timedelta | float | None) -> str:
-    """A length of time (a timedelta, or seconds) with two figures that matter: `850 ms`, `4.2 s`, `3 min 20 s`."""
+    """Return a duration (timedelta or seconds) with two significant figures: `850 ms`, `4.2 s`, `3 min 20 s`."""
     if value is None:
         return "–"
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
@@ -61,7 +61,7 @@ def duration(value: timedelta | float | None) -> str:
 
 
 def whole_time(value: timedelta) -> str:
-    """A length of time in the largest unit that gives a whole number: `12 hours`, `7 days`, `90 minutes`."""
+    """Return a duration in the largest unit that gives a whole number: `12 hours`, `7 days`, `90 minutes`."""
     seconds = round(value.total_seconds())
     units = {"day": 86_400, "hour": 3600, "minute": 60, "second": 1}
     unit = next(name for name, size in units.items() if seconds % size == 0)
@@ -69,5 +69,5 @@ def whole_time(value: timedelta) -> str:
 
 
 def milliseconds(value: int | None) -> str:
-    """`duration` of a number of milliseconds."""
+    """Return `duration` of a number of milliseconds."""
     return duration(None if value is None else value / 1000)

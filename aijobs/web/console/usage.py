@@ -1,4 +1,4 @@
-"""What provider calls used and cost, by day or what else tells them apart."""
+"""The usage page: usage and cost of provider calls, by day or another group."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from aijobs.web.console.words import GROUP_WORDS
 from aijobs.web.context import services
 
 EVERY_S = 15
-"""Sums over a month are not for every second."""
+"""Polling period: sums over a month take too long for every second."""
 
 
 @whole_page("/usage", rights.VIEW_USAGE)
 def usage() -> ResponseReturnValue:
-    """The calls of a period under a filter: of the last 30 days, where no other is asked for."""
+    """The filtered calls of a period; by default of the last 30 days."""
     now = utc_now()
     try:
         wanted, faults = UsageFilter.parse(request.args, now), {}
@@ -42,7 +42,7 @@ def usage() -> ResponseReturnValue:
 @blueprint.get("/usage/changes")
 @require_right(rights.VIEW_USAGE)
 def usage_changes() -> ResponseReturnValue:
-    """The sums anew, for who is looking at them."""
+    """The current sums, for polling."""
     wanted = UsageFilter.parse(request.args, utc_now())
     return render_template("console/usage/_changes.html", **_context(wanted, services().monitor.usage(wanted)))
 
@@ -65,7 +65,7 @@ def _context(wanted: UsageFilter, found: Usage) -> dict[str, Any]:
 
 
 def _narrower(group: UsageGroup) -> dict[str, str]:
-    """The parameters that ask more about a group: a day's users, and all else by day."""
+    """Return the parameters of a link to more about a group: a day's users, otherwise by day."""
     if group.day is not None:
         return {"from": group.day, "to": group.day, "groupBy": "user"}
     if group.user_id is not None:
@@ -80,7 +80,7 @@ def _begin(at: datetime | None) -> str:
 
 
 def _end(at: datetime | None) -> str:
-    """The last day, where a period ends with a day."""
+    """Return the last day, if the period ends with a day."""
     return "" if at is None else (at - timedelta(days=1)).date().isoformat() if _is_midnight(at) else exact(at)
 
 

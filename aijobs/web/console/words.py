@@ -1,4 +1,4 @@
-"""The words for what is stored in code: states, roles, events. A value without a word is shown as it is."""
+"""The words for stored values: states, roles, events. A value without a word is shown as it is."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORDS: Mapping[str, Any] = {
     "late": _l("Late"),
     "lost": _l("Lost"),
     "paused": _l("Paused"),
-    # the maintenance consumers' duties
+    # the passes of the maintenance consumers
     "on_time": _l("On time"),
     "failing": _l("Failing"),
     "overdue": _l("Overdue"),
@@ -98,7 +98,7 @@ EVENT_WORDS: Mapping[str, Any] = {
     "failed": _l("Failed"),
     "cancelled": _l("Cancelled"),
 }
-"""What each type of history row tells."""
+"""The words of each history type."""
 
 _LOST_UNCHARGED = _l("Worker lost, not charged: other jobs ran in its process")
 
@@ -113,7 +113,7 @@ REDACTION_WORDS: Mapping[str, Any] = {
     "secret": _l("Named secrets masked"),
     "token": _l("Tokens masked"),
 }
-"""What each redaction rule found in an input."""
+"""The words for the findings of each redaction rule."""
 
 GROUP_WORDS: Mapping[str, Any] = {
     "day": _l("Day"),
@@ -122,7 +122,7 @@ GROUP_WORDS: Mapping[str, Any] = {
     "model": _l("Model"),
     "user": _l("User"),
 }
-"""What usage is summed up by."""
+"""The groups of usage."""
 
 PASS_WORDS: Mapping[str, Any] = {
     "dispatcher": _l("Send due events"),
@@ -163,46 +163,46 @@ TONES: Mapping[str, str] = {
     "overdue": "bad",
     "lease_lost": "bad",
 }
-"""Five tones for all states: idle (none said), run, ok, warn, bad."""
+"""Five tones for all states: idle (the default), run, ok, warn, bad."""
 
 
 def broker_cause(cause: str | None) -> str:
-    """What is wrong with the broker, in the present language; a detail after the colon as it is."""
+    """Return what is wrong with the broker, in the current language; a detail after the colon stays as it is."""
     text, colon, detail = (cause or "").partition(": ")
-    if text in QUEUES:  # It is wrong with this queue alone.
+    if text in QUEUES:  # Only this queue is affected.
         return f"{text}: {broker_cause(detail)}"
     return f"{gettext(text)}{colon}{detail}" if text else ""
 
 
 def word(name: str) -> str:
-    """The word for `name` in the present language, else `name`."""
+    """Return the word for `name` in the current language, otherwise `name`."""
     return str(WORDS.get(name, name))
 
 
 def event_word(name: str, error_code: str | None) -> str:
-    """The words for a history row in the present language, else its type."""
+    """Return the words for a history row in the current language, otherwise its type."""
     if name == HistoryType.LEASE_LOST and error_code is None:
         return str(_LOST_UNCHARGED)
     return str(EVENT_WORDS.get(name, name))
 
 
 def pass_word(name: str) -> str:
-    """What a pass does, in the present language, else its name."""
+    """Return what a pass does in the current language, otherwise its name."""
     return str(PASS_WORDS.get(name, name))
 
 
 def redaction_word(rule: str) -> str:
-    """The words for what a redaction rule found in the present language, else the rule."""
+    """Return the words for a redaction rule's findings in the current language, otherwise the rule."""
     return str(REDACTION_WORDS.get(rule, rule))
 
 
 def tone(name: str) -> str:
-    """The tone of a state: idle, run, ok, warn or bad."""
+    """Return the tone of a state: idle, run, ok, warn or bad."""
     return TONES.get(name, "idle")
 
 
 def type_label(job_type: str) -> str:
-    """The label of a job type in the present language; for a type nobody registered its name."""
+    """Return the label of a job type in the current language; for an unknown type its name."""
     definition = services().registry.find(job_type)
     if definition is None:
         return job_type
@@ -210,6 +210,6 @@ def type_label(job_type: str) -> str:
 
 
 def worker_name(instance: str | None) -> str:
-    """Host and pid of an instance id or lock token; the text itself where it is none of ours."""
+    """Return host and pid of an instance id or lease token; another text as it is."""
     known = InstanceId.parse(instance) if instance else None
     return f"{known.host}:{known.pid}" if known else (instance or "")

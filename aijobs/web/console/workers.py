@@ -1,4 +1,4 @@
-"""Workers: who is alive, who is late, and who is gone with jobs in hand; and whether maintenance is done."""
+"""The workers page: alive, late and lost workers, and the passes of maintenance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aijobs.web.context import services
 
 @whole_page("/workers", rights.VIEW)
 def workers() -> ResponseReturnValue:
-    """All workers that are known, and the duties of the maintenance consumers."""
+    """All known workers, and the passes of the maintenance consumers."""
     return render(
         "console/workers/index.html",
         "console/workers/_changes.html",
