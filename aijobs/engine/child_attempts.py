@@ -20,8 +20,9 @@ logger = get_logger(__name__)
 
 AGAIN_S = 1.0
 """The wait between two tries to write an end while the database is away."""
-BEHIND_S = 30.0
-"""How long a user whose job killed a child lets the jobs of others go first."""
+BEHIND_S = 20.0
+"""How long a user whose job killed a child lets the jobs of others go first. Shorter than the alarm, so that the user's
+next job runs in a child too."""
 ORPHAN_S = 30
 """How long after an attempt's deadline its child ends by itself, if its parent hasn't killed it."""
 

@@ -58,9 +58,10 @@ class Locks(JobChanges):
         """Lock a due job for a new attempt; `JobLockConflict` if it can't be locked now.
 
         In one statement: due, held by nobody, no cancel requested, and its queue not paused. `NotYourTurn` if its user
-        has a fair share of the queue already, and another user has a due job of `job_types` (any). `RunsAlone` if it is
-        a suspect and `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it;
-        with it one statement finds everything.
+        has a fair share of the queue already, and another user has a due job of `job_types` (any). A suspect is locked
+        only if `suspects` is true (`RunsAlone` otherwise), and whatever its user's share is: a process runs one at a
+        time. `event_id`: the event that asks for this attempt, if the message names it; with it one statement finds
+        everything.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
 
@@ -71,9 +72,10 @@ class Locks(JobChanges):
             if not self._change(session, job_id, self._runnable, **self._locked(token)):
                 raise JobLockConflict(job_id, "can't be locked: held, final, not due, or its queue is paused")
             job, held, content, *row = find(session).one()
-            if job.is_suspect and not suspects:
+            if not job.is_suspect:
+                self._fair_share.check(session, job, held, job_types)
+            elif not suspects:
                 raise RunsAlone(job_id, job.losses)
-            self._fair_share.check(session, job, held, job_types)
             event = SeenEvent(*row)
             event_id = self._outbox.mark_asking_published(session, job, job.attempt_no, job.locked_at, event)
             record(session, self._clock, job, "locked", instance=instance_id)

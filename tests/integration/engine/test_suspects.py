@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from sqlalchemy import select, update
 
+from aijobs.engine.child_attempts import BEHIND_S
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.outcome import Outcome
 from aijobs.events import DomainEvent
@@ -310,6 +313,32 @@ def test_after_a_loss_other_users_go_before_the_one_whose_job_killed_its_process
 
     assert worker.job(other).lifecycle_status == "succeeded"
     assert worker.job(next_one).lifecycle_status == "queued"
+
+
+def test_after_a_loss_the_next_job_of_the_user_whose_job_killed_its_process_runs_in_a_child_too(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, next_one = worker.new_job({"way": "exit"}), worker.new_job()
+    worker.new_job(user="another")
+    worker.engine.alarm()
+    poll(lambda: worker.engine.execute(worker.message(poison)) != Outcome.PUT_BACK, timeout=START_S)
+    waited = time.monotonic() + BEHIND_S
+
+    with monkeypatch.context() as later:
+        later.setattr("aijobs.jobs.lifecycle.fairness.time", Mock(monotonic=lambda: waited))
+        later.setattr("aijobs.engine.isolation.time", Mock(monotonic=lambda: waited))
+        poll(lambda: worker.engine.execute(worker.message(next_one)) != Outcome.PUT_BACK, timeout=START_S)
+
+    assert worker.job(next_one).lifecycle_status == "succeeded"
+    assert worker.ran_in(next_one) != os.getpid()
+
+
+def test_a_suspect_gives_its_child_to_no_job_of_another_user(worker: Worker) -> None:
+    suspect, other = worker.new_suspect(uncharged_losses=2), worker.new_job(user="another")
+    worker.services.lifecycle.put_behind("learner", 60)
+
+    assert worker.run(suspect).lifecycle_status == "succeeded"
+    assert worker.job(other).lifecycle_status == "queued"
 
 
 def test_without_a_loss_for_a_while_jobs_run_in_the_worker_again(

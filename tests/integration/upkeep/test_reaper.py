@@ -401,6 +401,22 @@ def test_many_consumers_that_start_at_once_count_each_loss_once(live_kit: Kit) -
     assert {live_kit.job(job_id).uncharged_losses for job_id in jobs} == {1}
 
 
+@ANY_DATABASE
+@pytest.mark.parametrize(
+    ("holder", "hidden"),
+    [({"pid_namespace": "1"}, True), ({"boot": "1"}, True), ({}, False), ({"host": "another", "boot": "1"}, False)],
+    ids=["of another container", "of another boot", "of the same", "of another host"],
+)
+def test_a_lease_of_this_host_whose_process_cannot_be_seen_is_found(
+    kit: Kit, holder: dict[str, str], hidden: bool
+) -> None:
+    current = InstanceId.current()
+    for _ in range(3):
+        kit.lock(kit.new_job().id, str(current))
+    kit.lock(kit.new_job().id, str(replace(current, **holder)))  # type: ignore[arg-type]
+    assert reaper(kit, page=2).finds_hidden(current) is hidden
+
+
 @OTHERS_LATER
 def test_a_starting_consumer_reads_no_lease_of_a_process_that_may_live(kit: Kit) -> None:
     """A million leases of another container's processes, on the same host name, are stepped over at once."""
