@@ -87,7 +87,7 @@ class ChildAttempts:
                 self._trouble.worked()
                 break
         with run.end_lock:
-            run.end(Outcome.LOST)  # Unless it has ended: the child had committed an end, which nobody knows here.
+            run.end(Outcome.LOST)  # If it is still open, the child committed an end that this process doesn't know.
 
     def _announce(self, run: Run) -> None:
         """Announce an end that the child committed, if it died before it could say so."""

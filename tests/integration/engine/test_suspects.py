@@ -98,7 +98,7 @@ class Worker:
         return [child for child in psutil.Process().children() if "importlib" in " ".join(child.cmdline())]
 
     def events(self, job_id: str) -> list[str]:
-        """What the bus of this process told of the job."""
+        """The types of the job's events on the bus of this process."""
         return [event.type for event in self.heard if event.job_id == job_id]
 
 

@@ -62,7 +62,7 @@ class DeadlySite(Site):
         return all(self.job(job_id).lifecycle_status in FINAL for job_id in job_ids)
 
     def make_suspect(self, job_id: str) -> None:
-        """As if a worker that it shared with others had been lost once."""
+        """Write the row as after one loss of a shared worker."""
         with self.services.database.transaction() as session:
             session.execute(update(AiJob).where(AiJob.id == job_id).values(uncharged_losses=1))
 
