@@ -21,8 +21,8 @@ def main(end: int, lifeline: int) -> NoReturn:
     """Take attempts from the connection `end` until the parent exits, which closes the `lifeline`."""
     _end_with_parent(lifeline)
     os.set_inheritable(end, False)
-    # A worker that stops lets its attempts end first. The signals are handled and not ignored, because processes that
-    # an attempt starts would inherit that.
+    # A worker that stops lets its attempts end first. A handler, because processes that an attempt starts would inherit
+    # ignored signals.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     with suppress(OSError):  # Not on Linux.

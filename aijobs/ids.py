@@ -81,6 +81,10 @@ class InstanceId:
             return self.nonce != observer.nonce
         return _process_started(self.pid) not in (self.started, _HIDDEN)
 
+    def is_hidden_from(self, observer: InstanceId) -> bool:
+        """Return whether `observer` can't tell if this process lives, for example in another container."""
+        return (self.boot, self.pid_namespace) != (observer.boot, observer.pid_namespace)
+
 
 def _boot_id() -> str:
     """The kernel's boot id, shortened; empty where there is none (not Linux)."""

@@ -20,8 +20,10 @@ logger = get_logger(__name__)
 
 AGAIN_S = 1.0
 """The wait between two tries to write an end while the database is away."""
-DEPRIORITISED_S = 30.0
-"""How long other users come first after a job of this user killed a child."""
+DEPRIORITISED_S = 20.0
+"""How long other users come first after a job of this user killed a child. Shorter than the alarm, so that the user's
+next job runs in a child too.
+"""
 ORPHAN_S = 30
 """How long after an attempt's deadline its child ends by itself, if its parent hasn't killed it."""
 
@@ -86,7 +88,7 @@ class ChildAttempts:
                 self._error_log.worked()
                 break
         with run.end_lock:
-            run.end(Outcome.LOST)  # Unless it has ended: the child had committed an end, which nobody knows here.
+            run.end(Outcome.LOST)  # If it is still open, the child committed an end that this process doesn't know.
 
     def _announce(self, run: Run) -> None:
         """Announce an end that the child committed, if it died before it could say so."""

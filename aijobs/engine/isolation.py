@@ -70,7 +70,7 @@ class Isolation:
     def suspect(self) -> Iterator[tuple[JobMessage, Child] | tuple[None, None]]:
         """Lend a child to the suspect that has waited longest, and take its message from the queue.
 
-        Nothing if another slot runs a suspect, none waits, or no child is ready. Never blocks.
+        Yield None twice if another slot runs a suspect, none waits, or no child is ready. Never blocks.
         """
         if not self._place.acquire(blocking=False):
             yield None, None

@@ -54,6 +54,19 @@ class LockReaper:
         """Take at once the leases of dead processes on the observer's host. Return their number."""
         return sum(self._take(batch, at_once=True) for batch in self._held_by_dead(observer))
 
+    def finds_hidden(self, observer: InstanceId) -> bool:
+        """Return whether a process of the observer's host holds a lease, and the observer can't tell if it lives.
+
+        After a container was started again, that is the worker that ran in it before.
+        """
+        after = observer.host_prefix
+        while page := self._held_on(observer, after):
+            holder = InstanceId.parse(page[0].locked_by or "")
+            if holder is not None and holder.is_hidden_from(observer):
+                return True
+            after = f"{lease_of(page[0]).instance}/~"  # After all its tokens, as below.
+        return False
+
     # --- finding -----------------------------------------------------------------------------------------------
 
     def _expired(self) -> Iterator[Sequence[AiJob]]:

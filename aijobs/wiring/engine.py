@@ -100,6 +100,8 @@ def build_child_runner() -> Callable[[Mapping[str, Any]], Answer]:
     settings = Settings.load()
     configure(settings.log_level)
     services = build_services(settings)
+    if any(config.ready for config in services.catalogue.providers.values()):
+        load_client()  # Before the first attempt, whose time begins in the parent.
     return ChildRunner(
         services.lifecycle,
         build_prepare(services, InstanceId.current()),

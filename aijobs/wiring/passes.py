@@ -42,7 +42,7 @@ def build_job_crew(
             Thread(target=load_client, name="load-client", daemon=True).start()
 
     def take_over() -> None:
-        if reaper.reap_dead(instance):
+        if reaper.reap_dead(instance) or reaper.finds_hidden(instance):
             engine.alarm()
 
     def drain(grace_s: float) -> None:

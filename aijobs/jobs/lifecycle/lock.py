@@ -102,8 +102,9 @@ class Locks(JobChanges):
         """Lock a due job for a new attempt; `JobLockConflict` if it can't be locked now.
 
         It must be due, held by nobody, not to be cancelled, and its queue not paused. `AnotherUserNext` if the user has
-        a fair share of the queue already, and another user has a due job of `job_types` (None: any). `RunsAlone` if it
-        is a suspect and `suspects` is false. `event_id`: the event that asks for this attempt, if the message names it.
+        a fair share of the queue already, and another user has a due job of `job_types` (None: any). A suspect is
+        locked only if `suspects` is true (otherwise `RunsAlone`), whatever its user's share is: a process runs one at a
+        time. `event_id`: the event that asks for this attempt, if the message names it.
         """
         token = f"{instance_id}/{secrets.token_hex(8)}"
         parameters = {
@@ -122,10 +123,10 @@ class Locks(JobChanges):
             if row is None:
                 raise JobLockConflict(job_id, "can't be locked: held, final, not due, or its queue is paused")
             locked, holds_another = locked_of(row[:-1]), row[-1]
-            job = locked.job
-            if job.is_suspect and not suspects:
-                raise RunsAlone(job_id, job.losses)
-            self._fair_share.check(unit, job, holds_another, job_types)
+            if not locked.job.is_suspect:
+                self._fair_share.check(unit, locked.job, holds_another, job_types)
+            elif not suspects:
+                raise RunsAlone(job_id, locked.job.losses)
             return self._with_event(unit, locked)
 
         def confirm(session: Session) -> Locked | None:

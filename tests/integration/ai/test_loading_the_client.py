@@ -25,6 +25,7 @@ from aijobs.wiring.providers import build_servers
 from tests.integration.engine.stage import NOTES, RecordingPresence
 from tests.support.databases import SqliteDatabases
 from tests.support.jobs import Kit, open_kit
+from tests.support.messages import SECRET
 from tests.support.processes import clean_environment
 from tests.support.scratch import scratch_database
 
@@ -130,6 +131,28 @@ def test_worker_that_asks_no_server_does_without_the_client(run_cards: Callable[
     assert run_cards() == "succeeded"
 
     assert loads == ["time begins"]
+
+
+@pytest.mark.parametrize(("key", "loaded"), [({"DEEPSEEK_API_KEY": "sk-0123456789abcdef"}, "True"), ({}, "False")])
+def test_child_process_loads_the_client_before_it_is_ready(tmp_path: Path, key: dict[str, str], loaded: str) -> None:
+    build = "import sys; from aijobs.wiring.engine import build_child_runner; build_child_runner()"
+    env = {
+        "AIJOBS_INSTANCE_PATH": str(tmp_path),
+        "AIJOBS_DATABASE_URL": f"sqlite:///{tmp_path}/jobs.db",
+        "AIJOBS_REDIS_URL": "redis://127.0.0.1:1/0",
+        "AIJOBS_MESSAGE_KEYS": f"k1:{SECRET}",
+        **key,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", f"{build}; print('openai' in sys.modules)"],
+        cwd=Path(__file__).parents[3],
+        env=clean_environment(env),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (f"{loaded}\n", 0), done.stderr
 
 
 def test_job_on_a_users_own_key_waits_for_the_client_too(sqlite_kit: Kit) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -310,6 +312,32 @@ def test_after_a_loss_jobs_of_other_users_come_before_those_of_the_user_who_caus
 
     assert worker.job(other).lifecycle_status == "succeeded"
     assert worker.job(next_one).lifecycle_status == "queued"
+
+
+def test_next_job_of_a_user_whose_job_killed_a_child_runs_in_a_child_too(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison, next_one = worker.new_job({"way": "exit"}), worker.new_job()
+    worker.new_job(user="another")
+    worker.engine.alarm()
+    poll(lambda: worker.engine.execute(worker.message(poison)) != Outcome.PUT_BACK, timeout=START_S)
+    waited = time.monotonic() + DEPRIORITISED_S
+
+    with monkeypatch.context() as later:
+        later.setattr("aijobs.jobs.lifecycle.fairness.time", Mock(monotonic=lambda: waited))
+        later.setattr("aijobs.engine.isolation.time", Mock(monotonic=lambda: waited))
+        poll(lambda: worker.engine.execute(worker.message(next_one)) != Outcome.PUT_BACK, timeout=START_S)
+
+    assert worker.job(next_one).lifecycle_status == "succeeded"
+    assert worker.ran_in(next_one) != os.getpid()
+
+
+def test_suspect_runs_before_jobs_of_users_who_come_first(worker: Worker) -> None:
+    suspect, other = worker.new_suspect(uncharged_losses=2), worker.new_job(user="another")
+    worker.services.lifecycle.deprioritise("learner", 60)
+
+    assert worker.run(suspect).lifecycle_status == "succeeded"
+    assert worker.job(other).lifecycle_status == "queued"
 
 
 def test_jobs_run_in_the_worker_again_after_a_while_without_a_loss(

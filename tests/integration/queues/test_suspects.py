@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from sqlalchemy import select, update
 
+from aijobs.ids import InstanceId
 from aijobs.jobs.models import AiJob, AiJobEvent
 from aijobs.jobs.requests import CreateJobInput
 from aijobs.jobs.status import FINAL
@@ -60,7 +62,7 @@ class DeadlySite(Site):
         return all(self.job(job_id).lifecycle_status in FINAL for job_id in job_ids)
 
     def make_suspect(self, job_id: str) -> None:
-        """As if a worker that it shared with others had been lost once."""
+        """Write the row as after one loss of a shared worker."""
         with self.services.database.transaction() as session:
             session.execute(update(AiJob).where(AiJob.id == job_id).values(uncharged_losses=1))
 
@@ -172,6 +174,20 @@ def test_a_child_ends_with_its_worker_though_a_job_of_the_worker_left_a_fork(sit
     assert fork.is_running()
     stays.unlink()
     poll(lambda: not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE, what="the fork is gone")
+
+
+def test_a_worker_whose_container_is_started_again_loses_no_process_to_the_next_job_that_kills_it(
+    site: DeadlySite,
+) -> None:
+    held, poison = site.order_of("learner"), site.order_of("poisoner", {"way": "exit"})
+    before = replace(InstanceId.current(), pid_namespace="1")
+    site.services.lifecycle.lock_job(held, str(before))
+    site.keep_worker("-w", "2")
+
+    poll(lambda: site.losses(poison)[0] == 1, timeout=60, what="the job has killed its process")
+
+    assert site.worker.is_running
+    assert site.job(held).locked_by is not None, "its worker may live"
 
 
 def test_good_jobs_flow_while_one_suspect_runs_and_others_wait(site: DeadlySite) -> None:

@@ -401,6 +401,20 @@ def test_concurrent_starts_count_each_loss_once(live_kit: Kit) -> None:
     assert {live_kit.job(job_id).uncharged_losses for job_id in jobs} == {1}
 
 
+@ANY_DATABASE
+@pytest.mark.parametrize(
+    ("holder", "hidden"),
+    [({"pid_namespace": "1"}, True), ({"boot": "1"}, True), ({}, False), ({"host": "another", "boot": "1"}, False)],
+    ids=["of another container", "of another boot", "of the same", "of another host"],
+)
+def test_lease_of_an_invisible_process_of_this_host_is_found(kit: Kit, holder: dict[str, str], hidden: bool) -> None:
+    current = InstanceId.current()
+    for _ in range(3):
+        kit.lock(kit.new_job().id, str(current))
+    kit.lock(kit.new_job().id, str(replace(current, **holder)))  # type: ignore[arg-type]
+    assert reaper(kit, page=2).finds_hidden(current) is hidden
+
+
 def test_starting_consumer_skips_leases_of_processes_that_may_live(kit: Kit) -> None:
     """Leases of another container with the same host name are skipped as a whole; there may be a million."""
     current = InstanceId.current()
