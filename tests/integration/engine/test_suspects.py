@@ -15,6 +15,7 @@ import psutil
 import pytest
 from sqlalchemy import select, update
 
+from aijobs.engine.child_attempts import DEPRIORITISED_S
 from aijobs.engine.engine import ExecutionEngine
 from aijobs.engine.outcome import Outcome
 from aijobs.events import DomainEvent
