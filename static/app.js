@@ -1,4 +1,4 @@
-// What htmx does not do: polling that knows when to stop, dialogs, copying, ages, keys.
+// Behaviour beyond htmx, one section each: requests, polling, ages, dialogs, clicks, keys.
 // Every page works without this file.
 "use strict";
 (() => {
@@ -26,7 +26,7 @@
 
   const failed = (event) => {
     if (event.detail.elt.id === "poller") {
-      // What is gone does not come back; anything else is asked again.
+      // A 404 is final: stop polling. After any other error go on.
       if (event.detail.xhr && event.detail.xhr.status === 404) delete event.detail.elt.dataset.poll;
       return markLive("failing");
     }
@@ -36,7 +36,7 @@
   document.addEventListener("htmx:sendError", failed);
   document.addEventListener("htmx:timeout", failed);
 
-  // --- polling: one poller a page -------------------------------------------------------------------
+  // --- polling: one poller per page ------------------------------------------------------------------
 
   const PAUSED = "aijobs-paused";
   let lastPoll = Date.now();
@@ -78,7 +78,7 @@
     markLive("on");
   }
 
-  // --- ages: the server wrote them, they grow here --------------------------------------------------
+  // --- ages: rendered by the server, updated here ---------------------------------------------------
 
   const UNITS = [["year", 31536000], ["month", 2592000], ["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
@@ -153,7 +153,7 @@
     for (const menu of $$("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
   });
 
-  // A second click on a form that is on its way does nothing; the server makes one child anyway.
+  // Ignore a second submit while the first is running. The server creates one child anyway.
   document.addEventListener("submit", (event) => {
     if (!event.target.matches("[data-once]")) return;
     if (event.target.dataset.sent) event.preventDefault();
@@ -190,7 +190,7 @@
       if (event.target.id === "search") event.target.blur();
       return;
     }
-    // A dialog that has just closed may hold the focus for a moment longer.
+    // A dialog that has just closed may keep the focus for a moment.
     const field = event.target.closest("input, select, textarea, dialog[open], [contenteditable]");
     if (field && !field.closest("dialog:not([open])")) return;
     if (localStorage.getItem(KEYS_OFF) === "1" && event.key !== "?") return;

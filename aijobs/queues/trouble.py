@@ -35,7 +35,7 @@ _BY_CODE = {
     "UNBLOCKED": (TAKES_NO_WRITES, _n("It is a read-only replica")),  # It became a replica while a worker waited.
     "MISCONF": (TAKES_NO_WRITES, _n("It can't save its data to disk (MISCONF)")),
     "NOREPLICAS": (TAKES_NO_WRITES, _n("Too few replicas are connected to it (NOREPLICAS)")),
-    "WRONGTYPE": (REFUSED, _n("A key of ours holds a value of another kind (WRONGTYPE)")),
+    "WRONGTYPE": (REFUSED, _n("One of our keys holds a value of another type (WRONGTYPE)")),
     "MASTERDOWN": (AWAY, _n("It is a replica without a primary (MASTERDOWN)")),
     "LOADING": (AWAY, _n("It is still loading its data")),
     "NOAUTH": (AWAY, _n("It asks for a password, and the address has none")),
@@ -60,7 +60,7 @@ _BY_TEXT = (
     ("max number of clients", (AWAY, _n("It has no connection to spare (maxclients)"))),
     ("DB index", (AWAY, _n("It has no database of the number in the address"))),
     ("Invalid Database", (AWAY, _n("It has no database of the number in the address"))),
-    ("unknown command", (REFUSED, _n("It doesn't know a command of ours; Redis 7 or Valkey is needed"))),
+    ("unknown command", (REFUSED, _n("It doesn't know one of our commands; Redis 7 or Valkey is required"))),
     ("CERTIFICATE_REQUIRED", (AWAY, _n("It asks for a client certificate (ssl_certfile, ssl_keyfile)"))),
 )
 _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH")
@@ -80,7 +80,11 @@ def _explain(error: BaseException, tls: bool) -> tuple[str, str, str]:
             return *_BY_CODE[code], ""
     if isinstance(error, redis.exceptions.NoPermissionError):
         command = _COMMAND.search(text)
-        return REFUSED, _n("Its user has no right to a command or key of ours (NOPERM)"), command[1] if command else ""
+        return (
+            REFUSED,
+            _n("Its user has no right to one of our commands or keys (NOPERM)"),
+            command[1] if command else "",
+        )
     for part, found in _BY_TEXT:
         if part in text:
             return *found, ""
@@ -89,9 +93,9 @@ def _explain(error: BaseException, tls: bool) -> tuple[str, str, str]:
     if isinstance(error, redis.ResponseError):
         match = _CODE.search(text)
         code = match[1] if match else ""
-        return *_BY_CODE.get(code, (REFUSED, _n("It refuses a command of ours"))), "" if code in _BY_CODE else code
+        return *_BY_CODE.get(code, (REFUSED, _n("It refuses one of our commands"))), "" if code in _BY_CODE else code
     if isinstance(error, redis.InvalidResponse):
-        return AWAY, _n("What answers there doesn't speak Redis' protocol"), ""
+        return AWAY, _n("The server at this address doesn't speak the Redis protocol"), ""
     if isinstance(error, redis.TimeoutError) or any(isinstance(cause, TimeoutError) for cause in _chain(error)):
         return AWAY, _SILENT_TO_TLS if tls else _SILENT, ""
     for cause in _chain(error):
@@ -119,7 +123,7 @@ def _explain_system(error: OSError, tls: bool) -> tuple[str, str] | None:
     if isinstance(error, socket.gaierror):
         return _n("There is no such host"), ""
     if isinstance(error, ConnectionRefusedError):
-        return _n("The connection is refused; nobody listens there"), ""
+        return _n("The connection is refused: no server listens at this address"), ""
     if isinstance(error, FileNotFoundError):
         return _n("A file that the address names isn't there"), ""
     if isinstance(error, ConnectionResetError | BrokenPipeError):

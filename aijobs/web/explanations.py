@@ -19,10 +19,10 @@ class Explanation(NamedTuple):
     advice: Any
 
 
-_PROVIDER_BUSY = _l("Retry when the provider is healthy again; look at other jobs with this code first.")
-_ODD_ANSWER = _l("Retry once. If many jobs end like this, the prompt or the model needs a look.")
+_PROVIDER_BUSY = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
+_ODD_ANSWER = _l("Retry once. If many jobs end like this, check the prompt and the model.")
 _TELL_USER = _l("Only the user can mend this; a retry before that fails again.")
-_OUR_FAULT = _l("Look at the internal message and the worker's log for this job id, mend the cause, then retry.")
+_OUR_FAULT = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
 
 FAILURES: Mapping[str, Explanation] = {
     "CANCELLED": Explanation(_l("The job was cancelled."), _l("Nothing to do. It can be retried if it was a mistake.")),
@@ -55,15 +55,15 @@ FAILURES: Mapping[str, Explanation] = {
         _l("The input does not fit the model."), _l("The user has to send a shorter part; a retry fails again.")
     ),
     "VALIDATION_NOTHING_TO_EXTRACT": Explanation(
-        _l("The input holds nothing that could be worked on."),
+        _l("The input holds nothing to make items from."),
         _l("The user has to send other material; a retry fails again."),
     ),
     "CONTENT_SAFETY_BLOCKED": Explanation(
         _l("The content safety check refused the input or the answer."), _l("A retry is refused again.")
     ),
     "CONTENT_SAFETY_SELF_HARM": Explanation(
-        _l("The input speaks of hurting oneself. The user was told that help is there."),
-        _l("Somebody may be in danger: see to it that your school's or service's own way of caring is taken."),
+        _l("The input mentions self-harm. The user was shown where to find help."),
+        _l("Somebody may be in danger: follow your school's or service's procedure."),
     ),
     "CONTENT_SAFETY_PROVIDER": Explanation(
         _l("The provider refused the input or stopped its own answer."),
@@ -77,7 +77,7 @@ FAILURES: Mapping[str, Explanation] = {
     "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
     "CREDENTIAL_UNREADABLE": Explanation(
         _l("The user's key, as it is stored, can't be decrypted."),
-        _l("Only this user's jobs are affected. Look at the internal message: the ring may lack a key."),
+        _l("Only this user's jobs are affected. Check the internal message: the ring may lack a key."),
     ),
     "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(
         _l("The account of the user's key has no balance left."), _TELL_USER
@@ -97,11 +97,11 @@ FAILURES: Mapping[str, Explanation] = {
     ),
     "INTERNAL_WORKER_LOST": Explanation(
         _l("The processes that ran the job died too often."),
-        _l("Look at its input and for killed workers (memory, deploys) at the times below, then retry."),
+        _l("Check its input, and whether workers were killed (memory, deploys) at the times below. Then retry."),
     ),
     "INTERNAL_NOT_DISPATCHED": Explanation(
         _l("The job's message could not be handed to the broker."),
-        _l("Look at the outbox event's last error, mend the cause, then retry."),
+        _l("Check the outbox event's last error, fix the cause, then retry."),
     ),
     "INTERNAL_UNKNOWN_JOB_TYPE": Explanation(
         _l("No worker knows this type of job."), _l("Deploy workers that know the type; this job cannot be retried.")
@@ -184,26 +184,26 @@ def explain_failure(code: str | None) -> Explanation:
 WAITS: Mapping[str, Explanation] = {
     "paused": Explanation(_l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")),
     "not_due": Explanation(
-        _l("The job waits for its next attempt."), _l("Nothing to do; it is sent again at the time shown.")
+        _l("The job waits for its next attempt."), _l("Nothing to do. It runs again at the time shown.")
     ),
     "breaker_open": Explanation(
-        _l("Its worker gave it back: every provider that it may go to is left alone for now."),
-        _l("No retry is used up by this wait; the job is sent again by itself at the time shown."),
+        _l("Postponed: the breakers of all its providers are open."),
+        _l("This wait uses up no retry. The job runs again automatically at the time shown."),
     ),
     "providers_busy": Explanation(
-        _l("Its worker gave it back: no provider had a call to spare just then."),
-        _l("Nothing to do; no retry is used up, and it is sent again at the time shown."),
+        _l("Postponed: all concurrent calls of its providers were in use."),
+        _l("Nothing to do. No retry is used up, and it runs again at the time shown."),
     ),
     "not_sent": Explanation(
         _l("The job is saved, but its message has not reached the broker yet."),
         _l("Usually a matter of seconds. If it lasts, check that the broker and the maintenance worker run."),
     ),
     "broker_away": Explanation(
-        _l("The broker cannot be reached, so nothing is handed out."),
+        _l("The broker can't be reached, so no job is sent to workers."),
         _l("Bring the broker back; the job is safe in the database and is sent by itself."),
     ),
     "broker_refuses": Explanation(
-        _l("The broker takes no writes, so nothing is handed out."),
+        _l("The broker takes no writes, so no job is sent to workers."),
         _l("Mend the broker; the job is safe in the database and is sent by itself."),
     ),
     "no_worker": Explanation(

@@ -150,7 +150,7 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
     running = job.locked_by is not None
     return {
         "title": gettext("Cancel this job?"),
-        "lead": gettext("Its worker is told to stop; what the provider has done already may be billed.")
+        "lead": gettext("Its worker stops. The provider may bill what it has done already.")
         if running
         else gettext("It has not been started, or waits for another attempt; it ends at once."),
         "button": gettext("Cancel the job"),

@@ -86,13 +86,13 @@ WORDS: Mapping[str, Any] = {
 
 EVENT_WORDS: Mapping[str, Any] = {
     "created": _l("Created"),
-    "locked": _l("Taken by a worker"),
+    "locked": _l("Started"),
     "provider_called": _l("Provider called"),
     "output_saved": _l("Answer saved"),
-    "retry_scheduled": _l("Failed, to be tried again"),
-    "released": _l("Given back by its worker"),
-    "postponed": _l("Put off: no provider to ask"),
-    "lease_lost": _l("Worker lost, charged"),
+    "retry_scheduled": _l("Failed, waiting for retry"),
+    "released": _l("Released by its worker"),
+    "postponed": _l("Postponed: no provider available"),
+    "lease_lost": _l("Worker lost (counted)"),
     "cancel_requested": _l("Cancel requested"),
     "succeeded": _l("Succeeded"),
     "failed": _l("Failed"),
@@ -100,7 +100,7 @@ EVENT_WORDS: Mapping[str, Any] = {
 }
 """The words of each history type."""
 
-_LOST_UNCHARGED = _l("Worker lost, not charged: other jobs ran in its process")
+_LOST_UNCHARGED = _l("Worker lost (not counted: other jobs ran in its process)")
 
 REDACTION_WORDS: Mapping[str, Any] = {
     "card": _l("Bank cards masked"),

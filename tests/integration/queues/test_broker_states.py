@@ -103,7 +103,7 @@ def test_user_without_the_right_to_write_is_named_with_the_command(
     server = start_valkey(f"user aijobs on >secret {ACL_RULES.replace(missing, '')}")
     state = broker_at(server.url_for("aijobs", "secret")).look()
     assert state.state == TAKES_NO_WRITES
-    assert state.cause == f"Its user has no right to a command or key of ours (NOPERM): {named}"
+    assert state.cause == f"Its user has no right to one of our commands or keys (NOPERM): {named}"
     assert state.of(INTERACTIVE).state == TAKES_NO_WRITES
 
 
@@ -119,7 +119,7 @@ def test_key_of_another_kind_is_the_trouble_of_its_queue_alone(redis_url: str, v
         admin.set(queue_key(INTERACTIVE), "somebody else's")
     state = broker_at(redis_url).look()
     assert state.state == TAKES_NO_WRITES
-    assert state.cause == f"{INTERACTIVE}: A key of ours holds a value of another kind (WRONGTYPE)"
+    assert state.cause == f"{INTERACTIVE}: One of our keys holds a value of another type (WRONGTYPE)"
     assert (state.of(INTERACTIVE).state, state.of(BACKGROUND).state) == (TAKES_NO_WRITES, OK)
 
 
@@ -225,7 +225,9 @@ def test_password_that_the_server_does_not_have_is_the_cause(redis_url: str, val
 
 def test_host_port_and_socket_that_are_not_there_are_the_cause(tmp_path: Path) -> None:
     assert cause_at("redis://aijobs.invalid:6379/0") == "There is no such host"
-    assert cause_at(f"redis://127.0.0.1:{free_port()}/0") == "The connection is refused; nobody listens there"
+    assert (
+        cause_at(f"redis://127.0.0.1:{free_port()}/0") == "The connection is refused: no server listens at this address"
+    )
     assert cause_at(f"unix://{tmp_path}/none.sock") == "A file that the address names isn't there"
 
 

@@ -80,7 +80,7 @@ def test_a_retry_that_runs_alone_from_the_start_shows_the_loss_that_it_begins_wi
 
 def test_a_job_tells_why_it_waits(aijobs: Aijobs, job_id: str) -> None:
     out = aijobs("job", job_id)[1]
-    assert "  because       The broker cannot be reached, so nothing is handed out.\n" in out
+    assert "  because       The broker can't be reached, so no job is sent to workers.\n" in out
     waiting = json.loads(aijobs("job", job_id, "--json")[1])["waiting"]
     assert waiting["reason"] == "broker_away"
 

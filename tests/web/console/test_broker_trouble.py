@@ -80,7 +80,7 @@ def test_read_only_broker_is_named_instead_of_a_worker_that_is_missing(
 def test_refused_queue_is_named_beside_one_that_works(stage: Stage, valkey: ValkeyServer) -> None:
     with valkey.client() as admin:
         admin.set(queue_key("ai-background"), "somebody else's")
-    cause = "A key of ours holds a value of another kind (WRONGTYPE)"
+    cause = "One of our keys holds a value of another type (WRONGTYPE)"
     assert ready(stage)["brokerCause"] == f"ai-background: {cause}"
     page = texts(stage, "/console/queues")["/console/queues"]
     assert page.count("The broker takes no writes.") == 1

@@ -74,7 +74,7 @@ def test_page_and_fragment_say_the_same_of_each_breaker_and_never_a_key(stage: S
         card = parse(answer).find(id="p-deepseek").find_parent("section")
         assert card.find(attrs={"data-state": "open"})
         assert "PROVIDER_ACCOUNT_EXHAUSTED" in card.get_text()
-        assert "the next probe is made in" in card.get_text()
+        assert "The next probe is in" in card.get_text()
         assert KEY not in answer.text
     assert parse(page).find("html")
     assert not parse(fragment).find("html")

@@ -111,7 +111,7 @@ def test_every_element_that_asks_by_itself_is_known_as_a_poller() -> None:
     asking = set()
     for path in Path(resource("templates")).rglob("*.html"):
         for tag in re.findall(
-            r"<[a-z]+ [^<]*hx-trigger=\"(?:load|every|revealed|intersect|aijobs:)[^<]*", path.read_text()
+            r"<[a-z]+\s[^<]*hx-trigger=\"(?:load|every|revealed|intersect|aijobs:)[^<]*", path.read_text()
         ):
             found = re.search(r'\bid="([^"]+)"', tag)
             assert found, f"{path.name}: an element that asks by itself has an id, by which it is known"

@@ -11,8 +11,8 @@ SAID = {
     "en": (
         "It now runs alone in a process of its own, so that it can't take others with it.",
         "Its own process died 1 of 2 times.",
-        "Worker lost, not charged: other jobs ran in its process",
-        "Worker lost, charged",
+        "Worker lost (not counted: other jobs ran in its process)",
+        "Worker lost (counted)",
     ),
     "zh": (
         "现在它单独在自己的进程中运行",

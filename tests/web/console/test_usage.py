@@ -184,7 +184,7 @@ def test_a_job_that_no_provider_may_be_asked_for_says_which_and_why(stage: Stage
     job_id = _postponed(stage)
     assert stage.job(job_id).retry_count == 0
     why = stage.client().soup(f"/console/jobs/{job_id}").find(id="job-why")
-    assert "every provider that it may go to is left alone" in why.get_text()
+    assert "the breakers of all its providers are open" in why.get_text()
     assert why.find(attrs={"data-state": "open"})
     assert "PROVIDER_ACCOUNT_EXHAUSTED" in why.get_text()
     assert why.find("a", href="/console/providers").get_text() == "deepseek"
