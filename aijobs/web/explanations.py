@@ -21,7 +21,7 @@ class Explanation(NamedTuple):
 
 _PROVIDER_BUSY = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
 _ODD_ANSWER = _l("Retry once. If many jobs end like this, check the prompt and the model.")
-_TELL_USER = _l("Only the user can mend this; a retry before that fails again.")
+_TELL_USER = _l("Only the user can fix this. A retry before that fails again.")
 _OUR_FAULT = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
 
 FAILURES: Mapping[str, Explanation] = {
@@ -85,22 +85,22 @@ FAILURES: Mapping[str, Explanation] = {
     "INTERNAL_ERROR": Explanation(_l("Our own code failed."), _OUR_FAULT),
     "INTERNAL_PROJECTION": Explanation(
         _l("The answer was saved, but turning it into business rows failed."),
-        _l("Mend the cause, then retry: the saved answer is used again and no provider is asked."),
+        _l("Fix the cause, then retry: the saved answer is used again, and no provider is called."),
     ),
     "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _OUR_FAULT),
     "INTERNAL_CONFIG": Explanation(
         _l("A setting that this job needs is missing or wrong."),
-        _l("Mend the setting, restart the workers, then retry."),
+        _l("Correct the setting, restart the workers, then retry."),
     ),
     "INTERNAL_SNAPSHOT_MISSING": Explanation(
-        _l("The frozen input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
+        _l("The saved input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
     ),
     "INTERNAL_WORKER_LOST": Explanation(
         _l("The processes that ran the job died too often."),
         _l("Check its input, and whether workers were killed (memory, deploys) at the times below. Then retry."),
     ),
     "INTERNAL_NOT_DISPATCHED": Explanation(
-        _l("The job's message could not be handed to the broker."),
+        _l("The job's message could not be sent to the broker."),
         _l("Check the outbox event's last error, fix the cause, then retry."),
     ),
     "INTERNAL_UNKNOWN_JOB_TYPE": Explanation(
@@ -182,7 +182,7 @@ def explain_failure(code: str | None) -> Explanation:
 
 
 WAITS: Mapping[str, Explanation] = {
-    "paused": Explanation(_l("The queue is paused."), _l("The job starts by itself when the queue is resumed.")),
+    "paused": Explanation(_l("The queue is paused."), _l("The job starts when the queue is resumed.")),
     "not_due": Explanation(
         _l("The job waits for its next attempt."), _l("Nothing to do. It runs again at the time shown.")
     ),
@@ -200,11 +200,11 @@ WAITS: Mapping[str, Explanation] = {
     ),
     "broker_away": Explanation(
         _l("The broker can't be reached, so no job is sent to workers."),
-        _l("Bring the broker back; the job is safe in the database and is sent by itself."),
+        _l("Start the broker. The job is safe in the database and is sent automatically."),
     ),
     "broker_refuses": Explanation(
         _l("The broker takes no writes, so no job is sent to workers."),
-        _l("Mend the broker; the job is safe in the database and is sent by itself."),
+        _l("Repair the broker. The job is safe in the database and is sent automatically."),
     ),
     "no_worker": Explanation(
         _l("No live worker serves this queue."), _l("Start a worker for the queue; nothing is lost meanwhile.")
@@ -212,7 +212,7 @@ WAITS: Mapping[str, Explanation] = {
     "in_line": Explanation(
         _l("The message is in the broker; a worker takes it when one is free."), _l("Nothing to do.")
     ),
-    "running": Explanation(_l("A worker is on it."), _l("Nothing to do.")),
+    "running": Explanation(_l("A worker is running it."), _l("Nothing to do.")),
     "lease_expired": Explanation(
         _l("The worker's lease has run out, so it is probably gone."),
         _l("The reaper frees the job within a minute and another worker takes over."),

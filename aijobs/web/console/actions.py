@@ -36,8 +36,8 @@ RETRY = Action(
         JobState.SUCCEEDED: _l("It succeeded. Only a failed or cancelled job can be retried."),
         "superseded": _l("It was retried already; the newest job of its chain counts."),
         "unknown_job_type": _l("No such job type is installed."),
-        "snapshot_expired": _l("Its frozen input has expired, and cannot be rebuilt."),
-        "input_outdated": _l("Its frozen input does not fit today's schema of its type."),
+        "snapshot_expired": _l("Its saved input has expired, and can't be rebuilt."),
+        "input_outdated": _l("Its saved input doesn't match the current schema of its type."),
         "credential_gone": _l("The user's key that it ran with is gone."),
     },
 )

@@ -66,7 +66,7 @@ def requeue_event(event_id: str) -> ResponseReturnValue:
             raise
         flash(_refusal(refused), "problem")
         return redirect(url_for("console.outbox", status=OutboxState.DEAD), 303)
-    flash(gettext("The event is pending again and will be handed over within a few seconds."), "done")
+    flash(gettext("The event is pending again, and is sent within a few seconds."), "done")
     return redirect(url_for("console.outbox"), 303)
 
 

@@ -66,7 +66,7 @@ WORDS: Mapping[str, Any] = {
     "outbox.requeue": _l("Event sent again"),
     "provider.close_breaker": _l("Breaker closed by hand"),
     "credential.resolve": _l("Key given to a service"),
-    "credential.rotate": _l("Stored keys encrypted anew"),
+    "credential.rotate": _l("Stored keys re-encrypted"),
     "operator.create": _l("Operator made"),
     "operator.disable": _l("Operator disabled"),
     "operator.enable": _l("Operator enabled"),
