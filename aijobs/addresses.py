@@ -1,6 +1,6 @@
-"""Addresses of the database and the broker as platforms give them, made what our drivers take.
+"""Convert the addresses of database and broker, as platforms give them, to the form of our drivers.
 
-Each refusal is one line that names the setting and says what to write. It never holds a user or a password.
+Each refusal is one line that names the setting and says what to write, without user and password.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHAPE = re.compile(
     r"(?P<scheme>[\w.+-]+)://(?:[^:/]*(?::[^@]*)?@)?"
     r"(?P<host>\[[^/?]*\]|[^/?:]*)(?::(?P<port>[^/?]*))?(?:/(?P<name>[^?]*))?(?:\?(?P<query>.*))?"
 )
-"""SQLAlchemy's own reading of an address: a password may hold anything but an @."""
+"""The same pattern as SQLAlchemy's: a password may hold anything but an @."""
 
 
 def database_address(text: str) -> str:
-    """The address with the driver that we bring. `SettingsError`."""
+    """Return the address with our driver. `SettingsError`."""
     found = _match(text := unquoted(text))
     scheme, rest = found["scheme"].lower(), text[len(found["scheme"]) :]
     family, _, driver = scheme.partition("+")
@@ -54,7 +54,7 @@ def database_address(text: str) -> str:
 
 
 def broker_address(text: str) -> str:
-    """The address under a scheme that the broker's client knows. `SettingsError`."""
+    """Return the address with a scheme that the broker's client knows. `SettingsError`."""
     scheme, found, rest = unquoted(text).partition("://")
     if found and re.search("cluster|sentinel", scheme, re.IGNORECASE):
         raise SettingsError(f"{BROKER}: Redis Cluster and Sentinel aren't supported: write redis:// and one server")
@@ -75,7 +75,7 @@ def broker_address(text: str) -> str:
 
 
 def host_and_query(name: str, address: str) -> tuple[str, str]:
-    """The host of the address in the setting `name`, as its client reads it, and what stands behind `?`."""
+    """Return the host of the address in the setting `name`, and the part after `?`."""
     if name == DATABASE:
         found = _match(address)
         return found["host"].strip("[]"), found["query"] or ""
@@ -84,7 +84,7 @@ def host_and_query(name: str, address: str) -> tuple[str, str]:
 
 
 def unquoted(text: str) -> str:
-    """The text without the quotes that a file of settings left around it."""
+    """Return the text without the quotes of a settings file."""
     return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
@@ -96,7 +96,7 @@ def _match(text: str) -> re.Match[str]:
 
 
 def _check_number(parts: SplitResult) -> None:
-    """Refuse a database of the broker that its client would read as another one."""
+    """Refuse a database number that the broker's client would read as another one."""
     given = [value for key, value in parse_qsl(parts.query, keep_blank_values=True) if key == "db"]
     if parts.scheme != "unix":
         given += filter(None, [parts.path.removeprefix("/").removesuffix("/")])

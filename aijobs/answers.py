@@ -1,8 +1,8 @@
-"""What JSON answers are made of.
+"""The base of JSON answers.
 
-A dataclass derived from `Answer` is a row of a list, its JSON answer and its OpenAPI schema at once: its fields are
-spelled once. JSON names are camelCase; `Field(serialization_alias=…)` gives a field another name, `Field(exclude=True)`
-keeps it out of the answer.
+A dataclass derived from `Answer` is a row of a list, its JSON answer and its OpenAPI schema, so its fields are declared
+once. JSON names are camelCase; `Field(serialization_alias=…)` gives a field another name, `Field(exclude=True)` keeps
+it out of the answer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _REF = "#/components/schemas/"
 
 
 def is_none(value: object) -> bool:
-    """Whether a field has no value; for `exclude_if`."""
+    """Return whether a field has no value; for `exclude_if`."""
     return value is None
 
 
 class _NeverNull:
-    """Says in the schema of an optional field that it is left out instead of being null."""
+    """Declares in the schema that an optional field is left out instead of being null."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
         schema = handler(core)
@@ -50,10 +50,10 @@ class _NeverNull:
 Maybe = Annotated[T | None, _NeverNull(), Field(exclude_if=is_none)]
 """A field that is left out while it has no value."""
 FOR_SOME = Field(exclude_if=lambda _: False)
-"""Marks a field that readers without the right to it don't get: the schema doesn't require it."""
+"""Marks a field that readers without the right don't get. The schema doesn't require it."""
 TIME: Schema = {"type": "string", "format": "date-time", "pattern": "Z$"}
 Time = Annotated[datetime, PlainSerializer(iso), WithJsonSchema(TIME)]
-"""An instant: ISO 8601 in UTC with a `Z`."""
+"""A time: ISO 8601 in UTC with a `Z`."""
 Natural = Annotated[int, Field(ge=0)]
 _MILLISECONDS = WithJsonSchema({"type": "integer", "minimum": 0})
 Milliseconds = Annotated[float, PlainSerializer(lambda seconds: round(seconds * 1000)), _MILLISECONDS]
@@ -63,7 +63,7 @@ Span = Annotated[timedelta, PlainSerializer(lambda span: round(span.total_second
 
 
 def one_of(words: Iterable[str]) -> WithJsonSchema:
-    """The schema of a text that is one of these words."""
+    """Return the schema of a text that is one of these words."""
     return WithJsonSchema({"type": "string", "enum": list(words)})
 
 
@@ -80,7 +80,7 @@ class Answer:
 
 
 class Flattened(Answer):
-    """An answer one of whose fields is an answer itself, and whose JSON holds that one's fields beside its own."""
+    """An answer whose JSON also holds the fields of one of its fields, which is an answer itself."""
 
     flattened: ClassVar[str]
     """The name of that field, of one word."""
@@ -110,7 +110,7 @@ def _adapter(kind: type[Answer]) -> TypeAdapter[Any]:
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
-    """The JSON object of an answer."""
+    """Return the JSON object of an answer."""
     body: dict[str, Any] = _adapter(type(answer)).dump_python(answer, mode="json", by_alias=True)
     return body
 
@@ -121,7 +121,7 @@ class _Schemas(GenerateJsonSchema):
 
 
 def to_schemas(kinds: Sequence[type[Answer]]) -> dict[str, Schema]:
-    """The JSON Schema of these answers and of all that they hold, by their names in OpenAPI documents."""
+    """Return the JSON Schemas of these answers and of all that they contain, by their OpenAPI names."""
     inputs: list[Any] = [(kind, "serialization", _adapter(kind)) for kind in kinds]
     _, found = TypeAdapter.json_schemas(
         inputs, by_alias=True, ref_template=f"{_REF}{{model}}", schema_generator=_Schemas

@@ -1,4 +1,4 @@
-"""JSON in one spelling (RFC 8785), its hash, our names in it, and what a JSON value may not hold."""
+"""Canonical JSON (RFC 8785), its hash, our names in it, and the limits of JSON values."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 import rfc8785
 
 MAX_INTEGER = 2**53 - 1
-"""Beyond it JSON numbers lose digits between systems (RFC 8785 refuses them)."""
+"""Larger JSON numbers lose digits between systems (RFC 8785 refuses them)."""
 
 MAX_DEPTH = 30
-"""Levels of objects and lists; MariaDB takes no JSON of 32 and more, and what recurses needs an end."""
+"""Maximum levels of objects and lists. MariaDB takes less than 32."""
 
 IDENTIFIERS = frozenset({"id", "sid"})
-"""Fields of inputs and outputs that hold the learning app's own ids: of a note, of a piece of it."""
+"""Fields of inputs and outputs with the learning app's own ids."""
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """`value` as canonical JSON. `ValueError` for what `find_faults` would name."""
+    """Return `value` as canonical JSON. `ValueError` for the faults of `find_faults`."""
     return rfc8785.dumps(value)
 
 
 def canonical_hash(value: Any) -> str:
-    """SHA-256 over the canonical JSON of the whole `value`, as 64 hex digits."""
+    """Return the SHA-256 of the canonical JSON of `value`, as 64 hex digits."""
     return hashlib.sha256(canonical_bytes(value)).hexdigest()
 
 
 def json_name(name: str) -> str:
-    """A name of ours as JSON spells it: `job_type` is `jobType`."""
+    """Return one of our names in JSON's form: `jobType` for `job_type`."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def find_faults(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """(field path, what is wrong) for each part of a JSON value that can't be stored or hashed alike everywhere."""
+    """Yield (field path, fault) for each part of a JSON value that not all databases can store or hash alike."""
     if isinstance(value, str):
         if fault := text_fault(value):
             yield path, fault
@@ -58,7 +58,7 @@ def find_faults(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[st
 
 
 def text_fault(text: str) -> str | None:
-    """Why a text can't be stored, or None: NUL and lone surrogates are refused, all else is taken."""
+    """Return why a text can't be stored, or None: NUL and lone surrogates are refused."""
     if "\x00" in text:
         return "holds a NUL character"
     try:
@@ -69,7 +69,7 @@ def text_fault(text: str) -> str | None:
 
 
 def identifier_fault(text: str) -> str | None:
-    """Why a text can't be an identifier that is compared (user id, idempotency key, target id), or None."""
+    """Return why a text can't be an identifier (user id, idempotency key, target id), or None."""
     if not 1 <= len(text) <= 255:
         return "has 1–255 characters"
     if fault := text_fault(text):

@@ -1,6 +1,6 @@
-"""What a database's error says of its cause: a word or a code, never its text, which may hold what was written.
+"""Read the cause of a database error: a word or a code, never the text, which may hold written values.
 
-Drivers are told apart by what their errors carry, so that this needs none of them.
+Drivers are recognised by their errors' attributes, so none needs to be imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _WORDS: Mapping[object, str] = {
 
 
 def cause_of(error: BaseException) -> str | None:
-    """`disk_full`, `read_only`, or the driver's own code (`SQLITE_BUSY`, `40P01`, `1205`); None if there is none."""
+    """Return `disk_full`, `read_only`, or the driver's own code (`SQLITE_BUSY`, `40P01`, `1205`); None if there is
+    none.
+    """
     original = getattr(error, "orig", None)
     code = _code(original)
     if code is None:
@@ -40,12 +42,12 @@ def cause_of(error: BaseException) -> str | None:
 
 
 def stops_writes(cause: str | None) -> bool:
-    """Whether nothing can be written until somebody has mended the database."""
+    """Return whether nothing can be written until somebody repairs the database."""
     return cause in (DISK_FULL, READ_ONLY)
 
 
 def _code(original: object) -> object:
     first = (getattr(original, "args", None) or (None,))[0]
-    if isinstance(first, int):  # MariaDB's number says more than its SQLSTATE.
+    if isinstance(first, int):  # MariaDB's number is more precise than its SQLSTATE.
         return first
     return getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None)

@@ -1,7 +1,7 @@
-"""Instants and durations on the Python side.
+"""Times and durations on the Python side.
 
-Leases, due times and claims are judged by the *database's* clock (`aijobs.db.clock.DatabaseClock`). What is here serves
-what never decides anything: the age of a line in a log, the expiry of a token, the text of an answer.
+The *database's* clock (`aijobs.db.clock.DatabaseClock`) decides about leases, due times and claims. This module is for
+log lines, token expiry and texts.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
-    """The present instant, aware, in UTC."""
+    """Return the current time, aware, in UTC."""
     return datetime.now(UTC)
 
 
 def iso(at: datetime) -> str:
-    """`at` as ISO 8601 in UTC with a `Z`: milliseconds, or microseconds where there are any."""
+    """Return `at` as ISO 8601 in UTC with a `Z`: milliseconds, or microseconds if there are any."""
     at = at.astimezone(UTC)
     text = at.isoformat(timespec="milliseconds" if at.microsecond % 1000 == 0 else "microseconds")
     return text.replace("+00:00", "Z")
 
 
 def parse_iso(text: str) -> datetime:
-    """The instant that an ISO 8601 text with an offset names, in UTC. `ValueError` without an offset."""
+    """Return the time of an ISO 8601 text, in UTC. `ValueError` without an offset."""
     at = datetime.fromisoformat(text)
     if at.tzinfo is None:
         raise ValueError("no UTC offset; write 2026-01-31T08:00:00Z")
@@ -31,7 +31,7 @@ def parse_iso(text: str) -> datetime:
 
 
 class Stopwatch:
-    """Elapsed time on the monotonic clock, which a stepped wall clock does not move."""
+    """Measures elapsed time with the monotonic clock, which no change of the wall clock affects."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

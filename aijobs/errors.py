@@ -1,7 +1,7 @@
-"""Every error code: what HTTP says, whether and how a job is tried again, and what a person reads.
+"""All error codes: HTTP status, retry rule and texts.
 
-`CODES` is the one table. An exception carries a code; nothing else decides by exception class. Prefixes group codes
-and give the default for a code that a plug-in adds with `register_code`.
+`CODES` is the only table. An exception carries a code; nothing else depends on the exception's class. Prefixes group
+codes, and give the default for a plug-in's code (`register_code`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 
 class Retried(Enum):
-    """How an attempt's error code is tried again, always within the definition's `max_retries`."""
+    """How an attempt's error is retried, always within the definition's `max_retries`."""
 
     NEVER = "never"
     BACKOFF = "backoff"
     REPROMPT = "reprompt"
-    """With backoff, and the next prompt names what was wrong."""
+    """With backoff, and the next prompt names the faults."""
     ONCE = "once"
     """At most once per code and job, counted from the job's history; all `INTERNAL_*` codes of a job count as one."""
     BY_DEFINITION = "by_definition"
-    """Where the definition's abort strategy is `retry`."""
+    """If the definition's abort strategy is `retry`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _OURS_EN = "Something went wrong on our side. It has been recorded; please try a
 _OURS_ZH = "我们这边出了问题，已记录下来，请稍后再试。"
 
 _TABLE = (
-    # What the API answers.
+    # Answers of the API.
     _api("BAD_REQUEST", 400, "The request could not be read.", "无法读取该请求。"),
     _api("UNAUTHORIZED", 401, "Please sign in.", "请先登录。"),
     _api("FORBIDDEN", 403, "You may not do this.", "您无权进行此操作。"),
@@ -82,7 +82,7 @@ _TABLE = (
     _api("RATE_LIMITED", 429, "Too many requests. Please wait a moment.", "请求过于频繁，请稍候。"),
     _api("PLATFORM_UNAVAILABLE", 503, "The AI service is unavailable right now.", "AI 服务暂时不可用。"),
     _api("SERVICE_BUSY", 503, "The service is busy. Please try again shortly.", "服务繁忙，请稍后再试。"),
-    # What an attempt ends with.
+    # Ends of attempts.
     _job("CANCELLED", Retried.NEVER, "This job was cancelled.", "该任务已取消。"),
     _job(
         "TIMEOUT",
@@ -163,7 +163,7 @@ _TABLE = (
     ),
     ErrorCode(
         "CREDENTIAL_UNREADABLE",
-        409,  # What a runtime service is answered that asks for the key.
+        409,  # For a runtime service that asks for the key.
         Retried.NEVER,
         "Your own API key, as we keep it, can't be read any more. Please add it again in your settings.",
         "我们保存的您的 API 密钥已无法读取，请在设置中重新添加。",
@@ -174,7 +174,7 @@ _TABLE = (
         "Your own API key's account has no balance left. Please top it up.",
         "您自己的 API 密钥账户余额不足，请充值。",
     ),
-    # Also what the API answers for a fault of its own.
+    # Also for faults of the API itself.
     _job("INTERNAL_ERROR", Retried.ONCE, _OURS_EN, _OURS_ZH),
     _job("INTERNAL_PROJECTION", Retried.ONCE, _OURS_EN, _OURS_ZH),
     _job("INTERNAL_DATABASE", Retried.ONCE, _OURS_EN, _OURS_ZH),
@@ -189,10 +189,10 @@ CODES: dict[str, ErrorCode] = {}
 
 _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 MAX_MESSAGE = 500
-"""Characters that the column of a job's public message holds."""
+"""Maximum characters of a job's public message."""
 MAX_FAULTS, MAX_FAULT = 5, 500
 MAX_RETRY_AFTER = timedelta(hours=1)
-"""A provider that asks for more is not believed: its job would wait out of everybody's sight."""
+"""Maximum wait that a provider may ask for. Longer, the job would be forgotten."""
 
 _PREFIX_DEFAULTS = (
     ("PROVIDER_", Retried.BACKOFF, _BUSY_EN, _BUSY_ZH),
@@ -209,15 +209,14 @@ _PREFIX_DEFAULTS = (
 
 
 def is_code(code: object) -> bool:
-    """Whether `code` is spelled like one, and so fits wherever codes are kept."""
+    """Return whether `code` has the form of a code, and so fits into its columns."""
     return isinstance(code, str) and _CODE.fullmatch(code) is not None
 
 
 def register_code(code: ErrorCode) -> None:
-    """Add a code of a plug-in's own.
+    """Add a plug-in's code.
 
-    `ValueError` where it is not spelled like one, where a message doesn't fit its column, or where the code stands
-    already with another meaning.
+    `ValueError` if it doesn't have the form of one, a message is too long, or the code exists with another meaning.
     """
     if not is_code(code.code):
         raise ValueError(f"error code {code.code!r} does not match ^{_CODE.pattern}$")
@@ -233,7 +232,7 @@ for _entry in _TABLE:
 
 
 def describe(code: str) -> ErrorCode:
-    """The entry of `code`; for a code that nobody registered, its prefix's default, else INTERNAL_ERROR's rule."""
+    """Return the entry of `code`; for an unknown code its prefix's default, otherwise the rule of INTERNAL_ERROR."""
     if code in CODES:
         return CODES[code]
     for prefix, retried, en, zh in _PREFIX_DEFAULTS:
@@ -250,15 +249,15 @@ def is_internal(code: str) -> bool:
 
 
 class AijobsError(Exception):
-    """The root of all errors that this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
 
 class SettingsError(AijobsError):
-    """A setting is missing or wrong; the text names it and says what would do."""
+    """A setting is missing or wrong. The text names it and says what to do."""
 
 
 class ApiError(AijobsError):
-    """A request that is refused: code, optional details (JSON) and, where it is known, when to come back."""
+    """A refused request: code, optional details (JSON) and, if known, when to try again."""
 
     def __init__(
         self,
@@ -277,30 +276,30 @@ class ApiError(AijobsError):
 
 
 class InputInvalid(ApiError):
-    """422: `fields` is a list of (field path, what is wrong with it)."""
+    """422. `fields` is a list of (field path, fault)."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         super().__init__("INPUT_INVALID", {"fields": [{"field": f, "message": m} for f, m in fields]})
         self._fields = fields
 
     def renamed(self, names: Mapping[str, str]) -> InputInvalid:
-        """The same faults under the names that the caller's own request has for these fields."""
+        """Return the same faults with the field names of the caller's request."""
         return InputInvalid([(names.get(field, field), fault) for field, fault in self._fields])
 
     def by_field(self) -> dict[str, str]:
-        """What is wrong with each field, for a form."""
+        """Return the fault of each field, for a form."""
         return dict(self._fields)
 
 
 def _storable(fault: object) -> str:
-    """A fault as every database takes it: it may quote what a model said."""
+    """Return a fault that every database can store: it may quote a model."""
     text = str(fault)[:MAX_FAULT].replace("\x00", "\N{REPLACEMENT CHARACTER}")
     return text.encode("utf-8", "replace").decode()
 
 
 class JobError(AijobsError):
-    """An attempt went wrong. `internal` is for operators; `faults` name what the next prompt should mend: five at most,
-    each cut to 500 characters. A `retry_after` of over an hour counts as an hour.
+    """An attempt failed. `internal` is for operators; `faults` are for the next prompt: five at most, each cut to 500
+    characters. A `retry_after` of over an hour counts as an hour.
     """
 
     def __init__(
@@ -319,10 +318,10 @@ class JobError(AijobsError):
 
 
 class BrokerUnavailable(AijobsError):
-    """The broker can't be reached, or it refuses what it is asked; whether a message arrived is unknown.
+    """The broker can't be reached, or it refuses a command. Whether a message arrived is unknown.
 
-    The text is the cause. `state` says what is wrong: `away`, `takes_no_writes`, `unsupported`, or `refused` if the
-    broker refuses one key or command.
+    The text is the cause. `state`: `away`, `takes_no_writes`, `unsupported`, or `refused` if the broker refuses one key
+    or command.
     """
 
     def __init__(self, cause: str, state: str = "away") -> None:

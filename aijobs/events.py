@@ -1,4 +1,4 @@
-"""The in-process event bus: who is interested hears of it, after the commit, in the same thread."""
+"""The in-process event bus: subscribers are called after the commit, in the same thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class DomainEvent:
-    """Something that happened and is committed. `type` is an outbox event type; `payload` holds ids and words only."""
+    """A committed event. `type` is an outbox event type; `payload` holds only ids and words."""
 
     type: str
     job_id: str
@@ -25,7 +25,7 @@ Subscriber = Callable[[DomainEvent], None]
 
 
 class EventBus:
-    """Synchronous publish and subscribe. A subscriber that raises is logged and stops nobody else."""
+    """Synchronous publish and subscribe. A subscriber's error is logged, and the others are called."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Subscriber]] = defaultdict(list)
@@ -35,7 +35,7 @@ class EventBus:
         self._subscribers[event_type].append(subscriber)
 
     def publish(self, event: DomainEvent) -> None:
-        """Tell every subscriber of the event's type."""
+        """Call every subscriber of the event's type."""
         for subscriber in self._subscribers[event.type]:
             try:
                 subscriber(event)

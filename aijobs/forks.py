@@ -1,4 +1,4 @@
-"""What the child of a fork does not share with its parent: connections, threads, and locks that a thread held.
+"""Renew in the child of a fork what it must not share with its parent: connections, threads, and held locks.
 
 Servers fork after they imported the application (gunicorn with `--preload`, uWSGI), and plug-ins fork inside a worker
 (`multiprocessing`). The child has a copy of every object, and none of the parent's threads.
@@ -25,14 +25,14 @@ def renew_in_child(owner: T, renew: Callable[[T], None]) -> None:
 
 
 def new_lock() -> threading.Lock:
-    """A lock that is free in the child of a fork, also if a thread of the parent held it."""
+    """Return a lock that is free in the child of a fork, even if a thread of the parent held it."""
     lock = threading.Lock()
     _LOCKS.add(lock)
     return lock
 
 
 def leave_behind(*inherited: object) -> None:
-    """Keep what a child inherited and must not use: its finalizers would close what the parent works with."""
+    """Keep inherited objects alive that a child must not use: their finalizers would close the parent's connections."""
     _LEFT_BEHIND.extend(inherited)
 
 

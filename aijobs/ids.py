@@ -1,7 +1,7 @@
-"""Names: UUIDv7 ids, and instance ids that say which process they stand for.
+"""UUIDv7 ids, and instance ids of processes.
 
-An instance id is made of the host, the boot, the PID namespace, the pid, the process's start time and a random
-part, so that a consumer that starts can tell which holders of its own host are gone, and judges no one else.
+An instance id consists of host, boot, PID namespace, pid, the process's start time and a random part. A starting
+consumer can tell which holders of its own host are dead, and judges no others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PID = re.compile(r"[0-9]{1,10}")
 
 
 def new_id() -> str:
-    """A UUIDv7 as text: sorts by time, and within one process by order of making."""
+    """Return a UUIDv7 as text. It sorts by time, and within one process by order of creation."""
     return str(uuid_utils.uuid7())
 
 
 @dataclass(frozen=True)
 class InstanceId:
-    """One running process. `str()` gives the id that `locked_by` and the heartbeat's key carry."""
+    """A process. `str()` is the id in `locked_by` and in the heartbeat's key."""
 
     host: str
     boot: str
@@ -40,7 +40,7 @@ class InstanceId:
 
     @classmethod
     def current(cls) -> InstanceId:
-        """The id of this process; a new one at each call, so ask once a process."""
+        """Return an id of this process; a new one at each call, so call it once per process."""
         pid = os.getpid()
         host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:64] or "localhost"
         return cls(
@@ -54,7 +54,7 @@ class InstanceId:
 
     @classmethod
     def parse(cls, text: str) -> InstanceId | None:
-        """The id that `text` (an instance id, or a lock token `{instance}/{random}`) holds, or None."""
+        """Return the id in `text` (an instance id, or a lease token `{instance}/{random}`), or None."""
         parts = text.split("/", 1)[0].split(_SEPARATOR)
         if len(parts) != 6 or not _PID.fullmatch(parts[3]):
             return None
@@ -63,15 +63,15 @@ class InstanceId:
 
     @property
     def host_prefix(self) -> str:
-        """How the ids of all processes of this host begin."""
+        """Return the prefix of the ids of all processes of this host."""
         return self.host + _SEPARATOR
 
     def is_dead_beside(self, observer: InstanceId) -> bool:
-        """Whether `observer` can see that this process is gone.
+        """Return whether `observer` can see that this process is dead.
 
-        Only a process of the observer's own host, boot and PID namespace is judged: two machines may share a host
-        name, so another boot id may be another machine, and its leases wait for the clock. A pid that is free, a pid
-        with another start time, or the observer's own pid under another nonce (an exec) is dead.
+        Only a process of the same host, boot and PID namespace is judged: two machines may share a host name, so
+        another boot id may be another machine. A free pid, a pid with another start time, and the observer's own pid
+        with another nonce (an exec) are dead.
         """
         if (self.host, self.boot, self.pid_namespace) != (observer.host, observer.boot, observer.pid_namespace):
             return False
@@ -87,13 +87,13 @@ class InstanceId:
 
 
 def _boot_id() -> str:
-    """The kernel's boot id, shortened; empty where there is none (not Linux)."""
+    """Return the kernel's boot id, shortened; empty if there is none (not Linux)."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip().replace("-", "")[:12] if path.exists() else ""
 
 
 def _pid_namespace() -> str:
-    """The inode of this process's PID namespace; empty where there is none."""
+    """Return the inode of this process's PID namespace; empty if there is none."""
     path = Path("/proc/self/ns/pid")
     return os.readlink(path).strip("pid:[]") if path.is_symlink() else ""
 
@@ -102,9 +102,9 @@ _HIDDEN = "hidden"
 
 
 def _process_started(pid: int) -> str | None:
-    """The start time of `pid` in clock ticks since boot, or None where no such process lives.
+    """Return the start time of `pid` in clock ticks since boot; None if no such process lives.
 
-    `_HIDDEN` where one lives that this process may not look at: another user's, where /proc is mounted with hidepid.
+    `_HIDDEN` if one lives that this process may not read: another user's, if /proc is mounted with hidepid.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -115,7 +115,7 @@ def _process_started(pid: int) -> str | None:
 
 
 def _answers(pid: int) -> bool:
-    """Whether the kernel knows such a process, by a signal that does nothing."""
+    """Return whether such a process exists, by signal 0."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -25,12 +25,13 @@ JOB_KEYS = (
     "lifecycleStatus",
     "errorCode",
 )
-"""The keys of every line about a job; null where a line has no value for one."""
+"""The keys of every line about a job; null if a line has no value for one."""
 
 
 _TELLTALES = ("sqlalchemy", "sqlalchemy.engine", "jieba", "openai", "httpx2", "httpcore2", "waitress")
-"""Loggers that tell rows, requests and answers below WARNING: user ids, content and keys. Never shown, whatever level
-they are given: one of them takes its own from the environment (`OPENAI_LOG`), after we have set ours."""
+"""Loggers that write rows, requests and answers below WARNING: user ids, content and keys. Never shown, whatever their
+level: one of them reads its own from the environment (`OPENAI_LOG`), after ours is set.
+"""
 
 
 _SHARED: list[Any] = [
@@ -40,12 +41,12 @@ _SHARED: list[Any] = [
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
 ]
 _PROCESSORS = [*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter]
-"""One list however often we are configured: loggers keep the one that they were first used with."""
+"""The same list at each configuration, because loggers keep the first one."""
 
 
 def _is_fit_for_us(record: logging.LogRecord) -> bool:
-    """Whether a line may go to our log."""
-    if record.name == "waitress":  # At its limit of connections it has a line for each that comes and goes.
+    """Return whether a line may be logged."""
+    if record.name == "waitress":  # At its limit of connections it writes a line for each that comes and goes.
         return record.levelno >= logging.WARNING and _WAITRESS.may_say(record.msg) is not None
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _TELLTALES
 
@@ -75,18 +76,18 @@ def configure(level: str = "INFO", *, stream: Any = None) -> None:
     root.setLevel(level)
     for name in _TELLTALES:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # The pool writes a stack for each connection that a database took with it; the outage's own lines tell of it.
+    # The pool writes a stack for each lost connection; an outage has lines of its own.
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     logging.getLogger("waitress.queue").setLevel(logging.CRITICAL)  # A line for each request that waits for a thread.
 
 
 def get_logger(name: str) -> Any:
-    """A structlog logger for the module `name`."""
+    """Return a structlog logger for the module `name`."""
     return structlog.stdlib.get_logger(name)
 
 
 class LoggedJob(Protocol):
-    """What a line tells of a job."""
+    """The fields of a job in a line."""
 
     id: str
     job_type: str
@@ -97,7 +98,7 @@ class LoggedJob(Protocol):
 
 
 def job_fields(job: LoggedJob | None = None, **known: Any) -> dict[str, Any]:
-    """The eight keys: what `job` says, overruled by what is `known` (by camelCase names), null else."""
+    """Return the eight keys: the job's values, replaced by `known` (camelCase names), otherwise null."""
     of_job = {} if job is None else _of_job(job)
     return {**dict.fromkeys(JOB_KEYS), **of_job, **known}
 
@@ -114,19 +115,19 @@ def _of_job(job: LoggedJob) -> dict[str, Any]:
 
 
 def where(error: BaseException) -> list[str]:
-    """The innermost six calls that led to an error. Not its text, which may hold what a statement was given."""
+    """Return the innermost six frames of an error, without its text, which may hold a statement's values."""
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def fault(error: BaseException) -> dict[str, str]:
-    """What a line says of an error: its class as `error`, and `cause` if a database gave one. Never its text."""
+    """Return an error's class as `error`, and `cause` if a database gave one. Never its text."""
     cause = cause_of(error)
     return {"error": type(error).__name__} | ({"cause": cause} if cause else {})
 
 
 class Sparing:
-    """Says a thing once a minute, however often it comes up."""
+    """Limits repeated lines to one a minute."""
 
     def __init__(self, every_s: float = 60.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._monotonic = every_s, monotonic
@@ -135,7 +136,7 @@ class Sparing:
         self._held_back: dict[Hashable, int] = {}
 
     def may_say(self, thing: Hashable) -> int | None:
-        """How often `thing` came up unsaid since it was said last, where it is to be said now; None else."""
+        """Return how often `thing` was suppressed since its last line, if it may be logged now; otherwise None."""
         now = self._monotonic()
         with self._guard:
             said = self._said.get(thing)
@@ -147,7 +148,7 @@ class Sparing:
             return self._held_back.pop(thing, 0)
 
     def _forget_old(self, now: float) -> None:
-        """What nothing holds back, and may be said by now anyway: so that odd names don't pile up."""
+        """Forget things that may be logged anyway, so that they don't accumulate."""
         for thing, at in list(self._said.items()):
             if now - at >= self._every_s and thing not in self._held_back:
                 del self._said[thing]
@@ -157,17 +158,17 @@ _WAITRESS = Sparing()
 
 
 class Outage:
-    """One warning when something goes away, then one a minute, one line when it is back."""
+    """Logs an outage: one warning at its start, then one a minute, and one line at its end."""
 
     def __init__(self, logger: Any, what: str, **fields: Any) -> None:
-        """`fields` stand in each of its lines."""
+        """`fields` are in each of its lines."""
         self._logger, self._what, self._fields = logger, what, fields
         self._guard = new_lock()
         self._since: float | None = None
         self._last_said = 0.0
 
     def failed(self, error: BaseException) -> None:
-        """Something failed just now; says so if nobody has within the last minute."""
+        """Record a failure. Log it if nothing was logged within the last minute."""
         now = time.monotonic()
         with self._guard:
             first = self._since is None
@@ -177,12 +178,12 @@ class Outage:
                 return
             self._last_said = now
             seconds = int(now - (self._since or now))
-        # The text of our own errors says what is wrong; that of others may hold content.
+        # The text of our own errors is safe; that of others may hold content.
         cause = {"cause": str(error)} if isinstance(error, AijobsError) else {}
         self._logger.warning(f"{self._what}.away", **self._fields, **fault(error), **cause, awaySeconds=seconds)
 
     def worked(self) -> None:
-        """It works; says so once after an outage."""
+        """Record a success. Log it once after an outage."""
         with self._guard:
             if self._since is None:
                 return

@@ -1,4 +1,4 @@
-"""What is asked of the operating system: files for their owner alone, and children that end with their parent."""
+"""Operating system functions: files for their owner alone, and children that end with their parent."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ os.execv(command[0], command)
 
 
 def tied_command(command: Sequence[str]) -> list[str]:
-    """`command`, for a child that the kernel sends SIGTERM when the thread that starts it ends (Linux).
+    """Return `command` for a child that the kernel sends SIGTERM when the thread that starts it ends (Linux).
 
-    A program of its own asks for it and then becomes the child, as nothing may be done between fork and exec in a
-    process with threads.
+    A small program asks for that and then becomes the child, because nothing may run between fork and exec in a process
+    with threads.
     """
     return [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
 def write_private(path: Path, text: str) -> None:
-    """Make `path` hold `text`, all of it or nothing, readable by its owner alone."""
+    """Write `text` to `path` atomically, readable by its owner alone."""
     _draft(path, text).replace(path)
 
 
 def create_private(path: Path, text: str) -> bool:
-    """As `write_private`, but what is there already stays; whether this call made it.
+    """Do the same unless `path` exists. Return whether this call created it.
 
     Several processes may do so at once: the file appears whole, and one of them was first.
     """

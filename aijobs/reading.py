@@ -1,4 +1,4 @@
-"""Reads JSON from places where others may write, such as Redis: what isn't ours reads as absent."""
+"""Read JSON from places where others may write, such as Redis: a value that isn't ours reads as absent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _sparing = Sparing()
 
 
 def read_json(kind: str, text: str | bytes, shape: TypeAdapter[T]) -> T | None:
-    """The value that `text` holds, in strict mode; None, with a warning a minute for the kind, if it has another shape.
+    """Return the value of `text` in strict mode; None, with one warning a minute per kind, if it has another shape.
 
-    The shape bounds every number and length: a value that only looks right fails later, where nobody expects it.
+    The shape limits every number and length, so that an invalid value doesn't fail later.
     """
     try:
         return shape.validate_json(text, strict=True)
@@ -27,6 +27,6 @@ def read_json(kind: str, text: str | bytes, shape: TypeAdapter[T]) -> T | None:
 
 
 def warn_unreadable(kind: str) -> None:
-    """Say once a minute that a value of this kind isn't ours."""
+    """Log once a minute that a value of this kind isn't ours."""
     if (held_back := _sparing.may_say(kind)) is not None:
         logger.warning("stored.unreadable", kind=kind, alsoUnreadable=held_back)
