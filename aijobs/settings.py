@@ -1,4 +1,4 @@
-"""Every knob with its default, and the only reader of the environment (prefix `AIJOBS_`)."""
+"""Every setting with its default, and the only reader of the environment (prefix `AIJOBS_`)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ IN_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 
 
 def resource(name: str) -> Path:
-    """The folder `templates`, `static` or `migrations`: inside an installed package, beside it in a checkout."""
+    """Return the folder `templates`, `static` or `migrations`: inside an installed package, beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else CHECKOUT / name
 
 
 def _default_instance_path() -> Path:
-    """`instance/` of the checkout; for an installed wheel the place that Flask uses, below the environment."""
+    """Return `instance/` of the checkout; for an installed wheel Flask's place, below the environment."""
     if IN_CHECKOUT:
         return CHECKOUT / "instance"
     return Path(sys.prefix) / "var" / "aijobs-instance"
@@ -41,7 +41,7 @@ def _default_instance_path() -> Path:
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Secrets by id; the first is the one to use now, the others still verify what they once made."""
+    """Secrets by id. The first one is in use; the others still verify what they signed."""
 
     keys: tuple[tuple[str, bytes], ...] = field(repr=False)
 
@@ -50,12 +50,12 @@ class KeyRing:
         return self.keys[0]
 
     def get(self, key_id: str) -> bytes | None:
-        """The secret with this id, or None."""
+        """Return the secret with this id, or None."""
         return dict(self.keys).get(key_id)
 
     @classmethod
     def parse(cls, text: str, name: str) -> KeyRing:
-        """`k2:secret,k1:secret`, newest first; `SettingsError` naming `name` for anything else."""
+        """Parse `k2:secret,k1:secret`, newest first. `SettingsError` names `name` for anything else."""
         keys = []
         for part in text.split(","):
             key_id, _, secret = part.strip().partition(":")
@@ -72,7 +72,7 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class Settings:
-    """One process's settings. Durations are in the unit that ends their name: `_s` (seconds), `_hours` or `_days`."""
+    """The settings of a process. The end of a name is its unit: `_s` (seconds), `_hours` or `_days`."""
 
     env: str = "development"
     """`production` refuses development keys and a missing broker."""
@@ -83,74 +83,74 @@ class Settings:
     database_url: str = field(default="", repr=False)
     """Empty: SQLite in `instance/aijobs.db`."""
     redis_url: str = field(default="", repr=False)
-    """Empty, in development alone: the embedded broker named in `instance/broker.json`."""
+    """Empty (in development only): the embedded broker of `instance/broker.json`."""
     bind: str = "127.0.0.1"
     port: int = 8000
     trusted_proxies: int = 0
-    """How many reverse proxies stand before the web process; 0: `X-Forwarded-…` headers are not believed."""
+    """Number of reverse proxies before the web process. 0: `X-Forwarded-…` headers are ignored."""
 
     # Secrets: made once in instance/ in development, demanded in production
     secret_key: str = field(default="", repr=False)
     message_keys: KeyRing = field(default=KeyRing(()), repr=False)
     jwt_secret: str = field(default="", repr=False)
     jwt_audience: str = ""
-    """Empty: tokens are accepted whatever their audience."""
+    """Empty: any audience is accepted."""
     credential_keys: KeyRing = field(default=KeyRing(()), repr=False)
-    """What users' own provider keys are encrypted with, newest first."""
+    """Keys that encrypt users' own provider keys, newest first."""
     development_keys: tuple[str, ...] = ()
-    """Which of the secrets above were made by `instance/`, not given."""
+    """The secrets above that were generated in `instance/`."""
     service_token: str = field(default="", repr=False)
-    """Lets a runtime service resolve a credential. Empty: nobody can."""
+    """Lets a runtime service read a user's key. Empty: no service can."""
 
     # AI providers
     providers: str = ""
-    """A providers file. Empty: DeepSeek where it has a key, else the built-in one that needs none."""
+    """A providers file. Empty: DeepSeek if it has a key, otherwise the built-in provider."""
     provider_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The platform's own keys by provider, from `AIJOBS_{PROVIDER}_API_KEY` (and `DEEPSEEK_API_KEY`)."""
     prices: str = ""
-    """A price list of one's own. Empty: the built-in one."""
+    """A price list. Empty: the built-in one."""
     safety_rules: str = ""
     """A file of safety rules on top of the built-in ones."""
     breaker_failures: int = 5
-    """Failures in a row after which a provider isn't asked for a while."""
+    """Failures in a row that open a provider's breaker."""
     breaker_open_s: float = 30
-    """The first such while; each further one is twice as long, up to ten times this."""
+    """The first open time. Each further one is twice as long, up to ten times this."""
     provider_patience_s: float = 3600
-    """How long after its creation a job waits, uncounted, for providers that aren't to be asked now."""
+    """How long a job is postponed, uncounted, while no provider is available."""
 
     # Leases
     lease_s: float = 60
     heartbeat_s: float = 15
     lease_grace_s: float = 30
-    """After `lock_until`, before a lease counts as lost."""
+    """Time after `lock_until` until a lease counts as lost."""
 
     # Passes
     dispatcher_s: float = 1
     reaper_s: float = 30
     redrive_s: float = 10
     redrive_due_s: float = 5
-    """How long a job has been due before its message is looked for."""
+    """How long a job is overdue before its message is looked for."""
     claim_ttl_s: float = 60
     claim_release_s: float = 30
     cleanup_s: float = 3600
     dispatch_batch: int = 100
     handover_delay_s: float = 1
-    """How far ahead a new job's event is due, so that its creator sends first and the dispatcher what was missed."""
+    """The delay of a new job's event: its creator sends first, and the dispatcher sends what was missed."""
 
     # Workers
     shutdown_grace_s: float = 25
     watcher_s: float = 0.5
-    """How often a worker looks for cancel requests and deadlines of its running jobs."""
+    """How often a worker checks cancel requests and deadlines of its running jobs."""
     stuck_attempt_s: float = 30
-    """How long an attempt's code may run past its end before the process gives up and exits 75."""
+    """How long an attempt's code may run past its end before the process abandons it and exits with 75."""
 
     job_timeouts: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of an attempt by job type, in place of the definition's: `flashcard_generation=300,…`."""
+    """Seconds per attempt by job type, instead of the definition's: `flashcard_generation=300,…`."""
 
     # Limits
     body_limit_bytes: int = 1_000_000
     user_active_jobs: int = 20
-    """Jobs of one user that aren't final; 0: any number. The same holds for each quota below."""
+    """Maximum jobs of one user that aren't final; 0: no limit. The same holds for each quota below."""
     quota_day_jobs: int = 0
     quota_day_tokens: int = 0
     quota_day_cost_micros: int = 0
@@ -161,32 +161,32 @@ class Settings:
 
     # Sessions of operators
     session_idle_hours: float = 12
-    """A session that nobody uses for this long ends; a page that refreshes itself is no use."""
+    """A session ends after this time without use. A page that refreshes itself doesn't count as use."""
     session_max_days: float = 7
-    """A session ends this long after its sign-in, however much it is used."""
+    """A session ends this long after its sign-in, even if it is used."""
 
     # Retention
     job_days: int = 180
-    """After a job's end; a chain of retries goes as a whole when its newest job is that old."""
+    """Days after a job's end. A chain of retries is deleted as a whole, when its newest job is that old."""
     snapshot_days: int = 30
     tombstone_days: int = 365
 
     log_level: str = "INFO"
     run_by_flask: bool = False
-    """Whether the `flask` command runs this process (it says so itself, without our prefix)."""
+    """Whether the `flask` command runs this process (Flask sets it, without our prefix)."""
 
     @property
     def production(self) -> bool:
         return self.env == "production"
 
     def seconds(self, name: str) -> timedelta:
-        """The setting `{name}_s` as a duration."""
+        """Return the setting `{name}_s` as a duration."""
         return timedelta(seconds=getattr(self, f"{name}_s"))
 
     def broker_url(self) -> str:
-        """`redis_url`, or the embedded broker's address that `instance/broker.json` holds.
+        """Return `redis_url`, or the embedded broker's address in `instance/broker.json`.
 
-        `SettingsError` where there is neither. Whether anybody listens there is found out by connecting.
+        `SettingsError` if there is neither. It isn't checked whether a server listens there.
         """
         if self.redis_url:
             return self.redis_url
@@ -197,7 +197,9 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """The settings of `environ` (the process's own). `SettingsError` names the first that is missing or wrong."""
+        """Return the settings of `environ` (default: the process's). `SettingsError` names the first that is missing or
+        wrong.
+        """
         return _load(os.environ if environ is None else environ)
 
 
@@ -253,9 +255,9 @@ def _load(environ: Mapping[str, str]) -> Settings:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is set, by the setting's name, without the spaces and line breaks around it that a file brings along.
+    """Return the given values by the setting's name, without spaces and line breaks around them.
 
-    A name that is mistyped is refused: its value would silently not hold.
+    A misspelled name is refused, because its value would be ignored silently.
     """
     set_ones = {name: text for name, value in environ.items() if name.startswith("AIJOBS_") and (text := value.strip())}
     names = [name for name in set_ones if not _PROVIDER_KEY.fullmatch(name)]
@@ -268,7 +270,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse what came in with a file: a line break within, a byte order mark, bytes that are no text."""
+    """Refuse a line break inside, a byte order mark, and bytes that are no text."""
     if not text.isprintable():
         raise SettingsError(f"{name} holds a line break or another character that can't be seen")
     if _KNOWN[name] in _CONFIDENTIAL and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
@@ -276,7 +278,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _provider_keys(environ: Mapping[str, str]) -> dict[str, str]:
-    """The platform's keys by provider. Whether there is such a provider, the providers file knows."""
+    """Return the platform's keys by provider. The providers file knows which exist."""
     keys = {"deepseek": environ.get("DEEPSEEK_API_KEY", "").strip()}
     for name, value in environ.items():
         if value.strip() and (found := _PROVIDER_KEY.fullmatch(name)):
@@ -288,7 +290,7 @@ def _provider_keys(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _job_timeouts(text: str) -> dict[str, float]:
-    """`type=seconds,type=seconds`, by type."""
+    """Parse `type=seconds,type=seconds`, by type."""
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         job_type, equals, seconds = (piece.strip() for piece in part.partition("="))
@@ -329,9 +331,9 @@ def _secrets(given: Mapping[str, str], instance: Path, *, production: bool) -> d
 
 
 def _development_secrets(instance: Path) -> dict[str, str]:
-    """The secrets in `instance/development-keys.json`, made at the first call, readable by the owner alone.
+    """Return the secrets in `instance/development-keys.json`, created at the first call, readable by the owner alone.
 
-    Several processes may start at once: the file is linked into place whole, and whoever comes second reads it.
+    Several processes may start at once: the file appears whole, and later ones read it.
     """
     path = instance / "development-keys.json"
     try:
@@ -352,7 +354,7 @@ def _make_secrets(path: Path) -> None:
     made = {name: secrets.token_hex(32) for name in _SECRETS}
     for ring in ("message_keys", "credential_keys"):
         made[ring] = f"d1:{made[ring]}"
-    create_private(path, json.dumps(made))  # Where another process was first, its keys stand.
+    create_private(path, json.dumps(made))  # If another process was first, its keys count.
 
 
 _LOCAL_HOSTS = frozenset({"", "localhost", "127.0.0.1", "::1"})
@@ -362,10 +364,10 @@ _ABOVE_ZERO = (
     "dispatcher_s reaper_s redrive_s claim_ttl_s claim_release_s cleanup_s watcher_s dispatch_batch body_limit_bytes "
     "breaker_failures breaker_open_s"
 ).split()
-"""A pass without a pause, or one that moves nothing, helps nobody."""
+"""Settings that must be above 0: a pass without a pause, or with an empty batch, would be useless."""
 
 _BOUNDED = (("session_idle_hours", 0.1, 8760), ("session_max_days", 0.1, 365))
-"""The last use of a session is known to the minute; no database subtracts a million years from now."""
+"""Limits: the last use of a session is recorded once a minute, and no database subtracts a million years."""
 
 
 def _check(s: Settings) -> None:
@@ -392,7 +394,7 @@ def _check(s: Settings) -> None:
 
 
 def _check_quotas(s: Settings) -> None:
-    """What is used is counted from the rows: they are kept for as long as a quota asks for them."""
+    """Check that rows are kept as long as quotas count them."""
     for period, days in (("day", 1), ("month", 31)):
         limited = any(getattr(s, f"quota_{period}_{what}") for what in ("jobs", "tokens", "cost_micros"))
         if limited and s.job_days < days:
@@ -402,7 +404,7 @@ def _check_quotas(s: Settings) -> None:
 
 
 def _check_reach(s: Settings) -> None:
-    """Refuse to reach beyond this machine, or to be reached from there, before somebody said what this is."""
+    """Refuse connections to or from other machines until AIJOBS_ENV is set."""
     beyond = {
         "AIJOBS_DATABASE_URL": _remote_hosts("AIJOBS_DATABASE_URL", s.database_url),
         "AIJOBS_REDIS_URL": _remote_hosts("AIJOBS_REDIS_URL", s.redis_url),
@@ -416,7 +418,7 @@ def _check_reach(s: Settings) -> None:
 
 
 def _remote_hosts(name: str, url: str) -> list[str]:
-    """The other machines that an address names, also where its query does, as drivers allow; a path is a socket."""
+    """Return the other machines of an address, also those in its query; a path is a socket."""
     host, query = host_and_query(name, url)
     hosts = [host]
     hosts += [host for key, value in parse_qsl(query) if key in ("host", "hostaddr") for host in value.split(",")]
@@ -424,6 +426,6 @@ def _remote_hosts(name: str, url: str) -> list[str]:
 
 
 def plain_terminal(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether output is to be without colours: NO_COLOR is set to anything, or the terminal is a dumb one."""
+    """Return whether output has no colours: NO_COLOR is set, or the terminal is dumb."""
     given = os.environ if environ is None else environ
     return bool(given.get("NO_COLOR")) or given.get("TERM") == "dumb"

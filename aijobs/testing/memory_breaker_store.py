@@ -1,4 +1,6 @@
-"""The circuit breakers' store in memory, its clock moved by hand. Obeys the conformance tests of the Redis one."""
+"""The circuit breakers' store in memory, with a clock moved by hand. It passes the conformance tests of the
+Redis one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from aijobs.errors import BrokerUnavailable
 
 
 class MemoryBreakerStore:
-    """Set `away` to have it fail as a Redis out of reach does; `now_ms` is its clock."""
+    """Set `away` to have it fail like an unreachable Redis. `now_ms` is its clock."""
 
     def __init__(self) -> None:
         self.now_ms, self.away = 1_800_000_000_000, False
@@ -18,7 +20,7 @@ class MemoryBreakerStore:
         self._texts: dict[str, tuple[str, int]] = {}
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now_ms += round(seconds * 1000)
 
     def read(self, scopes: Sequence[str]) -> tuple[int, list[str | None]]:

@@ -1,4 +1,4 @@
-"""A broker in memory, for tests of what stands above it. Obeys the conformance tests of `RedisBroker`."""
+"""A broker in memory for tests. It passes the conformance tests of `RedisBroker`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from aijobs.settings import KeyRing
 
 
 class MemoryBroker:
-    """Set `away` to have it fail as a broker out of reach does, and `refuses` to the queues that it is to refuse.
-    `sent` counts the calls of `send`."""
+    """Set `away` to have it fail like an unreachable broker, and `refuses` to the queues that it refuses. `sent` counts
+    the calls of `send`.
+    """
 
     window: Any = None
-    """Where heartbeats are read in Redis; here there are none."""
+    """The client for heartbeats in Redis; here there are none."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -94,7 +95,7 @@ class MemoryBroker:
         self._reach()
 
     def take(self, queue_name: str) -> JobMessage | None:
-        """Pop the next message as a worker would: best priority first, then in the order of their events."""
+        """Pop the next message like a worker: best priority first, then in the order of their events."""
         with self._guard:
             self._reach(queue_name)
             queue = self._queues[queue_name]
@@ -105,7 +106,7 @@ class MemoryBroker:
             return decode(member[PREFIX_BYTES:], self._keys, queue_name).message
 
     def lose_all(self) -> None:
-        """Forget everything, as a restart without persistence does."""
+        """Remove all messages, like a restart without persistence."""
         with self._guard:
             self._queues.clear()
             self._hints.clear()

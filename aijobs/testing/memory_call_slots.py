@@ -1,4 +1,4 @@
-"""The slots of provider calls in memory. Obeys the conformance tests of the ones in Redis."""
+"""The slots of provider calls in memory. They pass the conformance tests of those in Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aijobs.ids import new_id
 
 
 class MemoryCallSlots:
-    """Set `away` to have it count nothing, as with Redis out of reach. `clock` tells seconds."""
+    """Set `away` to have it count nothing, like an unreachable Redis. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self.away = clock, False

@@ -1,12 +1,12 @@
-"""A provider to test against: a real HTTP server that speaks OpenAI's chat completions, well or badly.
+"""A provider for tests: a real HTTP server with OpenAI's chat completions, working or faulty.
 
     with FakeLlm() as llm:
         llm.script(faults.too_many_requests(retry_after_s=2), Answer())
         ...                                  # whatever calls llm.url + "/v1"
         assert [call.status for call in llm.calls] == [429, 200]
 
-Reading order: faults (what there is), steps and answer (how it is played), exchange (the wire), good (what a good
-answer is made from), ledger (the log), script (which step is whose), server.
+Reading order: faults (the list), steps and answer (how a call is answered), exchange (the wire), good (good answers),
+ledger (the log), script (which step for which call), server.
 """
 
 from aijobs.testing.fakellm import faults

@@ -16,14 +16,14 @@ JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 CREATED = 1_767_225_600
-"""The same instant in each answer, so that equal requests have equal answers."""
+"""The same time in each answer, so that equal requests have equal answers."""
 
 Usage = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(ABC):
-    """How one call is answered. `name` is what the log calls it."""
+    """How one call is answered. `name` is for the log."""
 
     name: str = "answer"
 
@@ -34,11 +34,11 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class Answer(Step):
-    """A completion with status 200; without arguments a good one, made from the request's own notes.
+    """A completion with status 200; without arguments a good one, made from the request's notes.
 
-    `change` alters the content; `usage` replaces what was counted or alters it (None: none is told);
-    `finish_reason` None leaves it out; `no_message` sends null in its place. Streams go in deltas of `delta_chars`
-    characters with `delta_s` seconds before each (None: what the server was started with).
+    `change` alters the content; `usage` replaces or alters the counts (None: none are sent); `finish_reason` None
+    leaves it out; `no_message` sends null in its place. Streams have deltas of `delta_chars` characters with `delta_s`
+    seconds before each (None: the server's value).
     """
 
     content: str | None = None
@@ -53,7 +53,7 @@ class Answer(Step):
     delta_s: float | None = None
 
     def play(self, exchange: Exchange) -> None:
-        """Answer the call, in one go or in a stream as was asked for."""
+        """Answer the call in one piece or as a stream, as requested."""
         if not exchange.request.stream:
             (body,) = self.pieces(exchange)
             exchange.body(200, JSON, body)
@@ -67,7 +67,7 @@ class Answer(Step):
         exchange.finish()
 
     def pieces(self, exchange: Exchange) -> list[bytes]:
-        """The body: one piece, or an event each of a stream. What it costs is written down."""
+        """Return the body: one piece, or the events of a stream. Its usage is recorded."""
         request = exchange.request
         content, finish_reason = self._complete(exchange)
         usage = self._usage(request, content)
@@ -83,7 +83,7 @@ class Answer(Step):
         return [*self._events(frame, content, finish_reason, usage, request.include_usage)]
 
     def _complete(self, exchange: Exchange) -> tuple[str, str | None]:
-        """The content and why it ends: one that we make ourselves keeps to the request's `max_tokens`."""
+        """Return the content and the finish reason. Content of our own keeps to the request's `max_tokens`."""
         content = exchange.write_content(exchange.request) if self.content is None else self.content
         content = self.change(content) if self.change else content
         most, needed = exchange.request.max_tokens, estimate_tokens(content)
@@ -136,7 +136,7 @@ class Answer(Step):
 
 
 def counted(request: Request, answer: str) -> dict[str, Any]:
-    """Usage as OpenAI and DeepSeek tell it, both at once."""
+    """Return usage with the fields of OpenAI and DeepSeek."""
     prompt = estimate_tokens(request.text())
     completion = estimate_tokens(answer)
     return {
@@ -150,10 +150,10 @@ def counted(request: Request, answer: str) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """JSON as providers send it, in raw UTF-8.
+    """Return JSON like providers send it, in raw UTF-8.
 
-    A character out of `\\udc80`–`\\udcff` becomes the byte that it stands for, which is how invalid UTF-8 is
-    written; any other half of a surrogate pair becomes its escape.
+    A character of `\\udc80`–`\\udcff` becomes the byte that it stands for, to write invalid UTF-8; any other half of a
+    surrogate pair becomes its escape.
     """
     try:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
@@ -162,5 +162,5 @@ def encode(value: Any) -> bytes:
 
 
 def event(value: Any) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     return b"data: " + encode(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""One answer on the wire: heads, pieces, waits that notice a client who leaves, and rude ends."""
+"""One answer on the wire: headers, pieces, waits that notice a client's end, and broken connections."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class ClientLeft(Exception):
-    """The client closed the connection before its answer was over."""
+    """The client closed the connection before the end of its answer."""
 
 
 class ConnectionOver(Exception):
-    """The step ended the connection itself, or the server stops: nothing more is to be sent on it."""
+    """The step ended the connection, or the server stops: send nothing more."""
 
 
 class Exchange:
-    """What a step answers with. `write_content` makes the content of a good answer to a request."""
+    """What a step uses to answer. `write_content` makes the content of a good answer to a request."""
 
     def __init__(
         self,
@@ -54,13 +54,15 @@ class Exchange:
         return self.call.number
 
     def count(self, usage: Mapping[str, Any] | None) -> None:
-        """Write down what the call is billed."""
+        """Record the usage that the call is billed."""
         self._ledger.note(self.call, usage=dict(usage) if usage is not None else None)
 
     def head(
         self, status: int, content_type: str, *, length: int | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        """The status line and the headers; a body of unknown `length` goes in chunks. Sent with what comes next."""
+        """Prepare status line and headers, which are sent with the first piece; a body of unknown `length` is sent in
+        chunks.
+        """
         handler = self._handler
         handler.send_response_only(status)
         handler.send_header("Content-Type", content_type)
@@ -83,18 +85,18 @@ class Exchange:
         self._send(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked and piece else piece)
 
     def finish(self) -> None:
-        """The proper end of the body."""
+        """End the body properly."""
         self._send(b"0\r\n\r\n" if self._chunked else b"")
 
     def body(self, status: int, content_type: str, content: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """A whole answer in one go."""
+        """Send a whole answer."""
         self.head(status, content_type, length=len(content), headers=headers)
         self._send(content)
 
     def wait(self, seconds: float | None) -> None:
-        """Send what is due and do nothing for so long (None: for ever).
+        """Send pending data and wait so long (None: for ever).
 
-        Raises `ClientLeft` as soon as the client leaves, `ConnectionOver` when the server stops.
+        `ClientLeft` as soon as the client leaves, `ConnectionOver` when the server stops.
         """
         self._send(b"")
         until = None if seconds is None else time.monotonic() + seconds
@@ -109,7 +111,7 @@ class Exchange:
         self._send(b"")
         connection = self._handler.connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-        # Closed here: the server would say a polite FIN first.
+        # Closed here, because the server would send a FIN first.
         socket.close(connection.detach())
         self.close()
 
@@ -125,7 +127,7 @@ class Exchange:
             raise ClientLeft from None
 
     def _has_left(self, wait_s: float = 0.0) -> bool:
-        """Whether the other side closed; what it may have sent already stays to be read."""
+        """Return whether the client closed the connection. Data that it sent stays readable."""
         connection = self._handler.connection
         poller = select.poll()
         poller.register(connection, select.POLLIN)
@@ -133,7 +135,7 @@ class Exchange:
             return False
         try:
             if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                self._stopping.wait(wait_s)  # the next request is here already, so the look above didn't wait
+                self._stopping.wait(wait_s)  # the next request has arrived already, so the check above didn't wait
                 return False
         except BlockingIOError:
             return False

@@ -1,7 +1,7 @@
-"""Each way to answer by its name: the one list that scripts, model names, the listing and the documentation use.
+"""All kinds of answers by name: the list for scripts, model names, the listing and the documentation.
 
-A builder is an ordinary function: `faults.too_many_requests(retry_after_s=2)`. Its name in the list is what a
-script sent over HTTP and a model called `fault:<name>` say.
+A builder is a function: `faults.too_many_requests(retry_after_s=2)`. Its name in the list is used by scripts over HTTP
+and by models called `fault:<name>`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnknownFault(ValueError):
 
 
 def build(name: str, params: Mapping[str, Any] | None = None) -> Step:
-    """The step that a script in JSON names. Raises `UnknownFault`."""
+    """Return the step of a JSON script. `UnknownFault`."""
     fault = FAULTS.get(name)
     if fault is None:
         raise UnknownFault(f"there is no fault {name!r}; GET / lists them")
@@ -71,12 +71,12 @@ def _listed(name: str, description: str) -> Callable[[Callable[P, Step]], Callab
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape, which DeepSeek shares."""
+    """Return an error in OpenAI's format, which DeepSeek shares."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def vllm_body(message: str) -> dict[str, Any]:
-    """A 400 in the flat shape that vLLM had first, and other servers copied."""
+    """Return a 400 in the flat format of vLLM and others."""
     return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
 
 
@@ -464,7 +464,7 @@ def other_model(model: str = "dev-1-2026-01-31") -> Step:
 
 
 def _fewer_items(text: str) -> str:
-    """The first half of the items of the first list in a JSON object; of a text without one, all."""
+    """Return the JSON object with the first half of its first list; a text without a list unchanged."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -476,13 +476,13 @@ def _fewer_items(text: str) -> str:
 
 
 def _with_member(text: str, member: str) -> str:
-    """The JSON object with one more member at its end, which need not be valid."""
+    """Return the JSON object with one more member at its end, which need not be valid."""
     inside = text.rstrip().removesuffix("}")
     return f"{inside}{'' if inside.strip() == '{' else ', '}{member}}}"
 
 
 def as_text() -> str:
-    """The list for people, a line each."""
+    """Return the list as text, one line each."""
     width = max(len(name) for name in FAULTS) + 2
     lines = [f"{fault.name:<{width}}{fault.description}" for fault in FAULTS.values()]
     return "\n".join([f"A model called {MODEL_PREFIX}<name> answers in that way.", "", *lines, ""])

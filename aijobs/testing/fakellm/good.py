@@ -1,4 +1,4 @@
-"""What a good model would answer: flashcards from the notes in the prompt, by the rules of the built-in provider."""
+"""Good answers: flashcards from the notes in the prompt, by the rules of the built-in provider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENOUGH = 20
 
 
 class _Unhurried:
-    """A token for work that nobody cancels."""
+    """A token for work that isn't cancelled."""
 
     def raise_if_cancelled(self) -> None:
         return None
@@ -51,8 +51,8 @@ class GoodWriter:
         self._from_prompt = lru_cache(maxsize=512)(self._write)
 
     def write(self, request: Request) -> str:
-        """JSON text. Flashcards where notes and their schema are in the prompt, else the least that the schema of the
-        request (or the prompt) accepts, else `{}`; a friendly line where no JSON was asked for.
+        """Return JSON text: flashcards if notes and their schema are in the prompt, otherwise the smallest value of the
+        request's (or the prompt's) schema, otherwise `{}`; a friendly line if no JSON was requested.
         """
         schema = json.dumps(request.schema) if request.schema is not None else ""
         return self._from_prompt(request.text("system", "developer"), request.text("user"), schema, request.format)
@@ -70,7 +70,7 @@ class GoodWriter:
         try:
             answer = make_flashcards(self._reader, notes, _Unhurried())
         except JobError:
-            return {"cards": []}  # what a model says of notes that hold nothing
+            return {"cards": []}  # a model's answer to notes that hold nothing
         for card in answer["cards"]:
             # A model counts no characters.
             card["evidence"] = [{"sid": one["sid"], "quote": one["quote"]} for one in card["evidence"]]
@@ -78,7 +78,7 @@ class GoodWriter:
 
 
 def read_notes(prompt: str) -> dict[str, Any] | None:
-    """The notes between the fence marks of a prompt, with the options that it names; None where there are none."""
+    """Return the notes between the fence marks of a prompt, with their options; None if there are none."""
     fenced = _FENCED.search(prompt)
     if fenced is None:
         return None
@@ -95,7 +95,7 @@ def read_notes(prompt: str) -> dict[str, Any] | None:
 
 
 def find_schema(prompt: str) -> dict[str, Any] | None:
-    """The first JSON Schema of an object that a prompt shows."""
+    """Return the first JSON Schema of an object in a prompt."""
     decoder = json.JSONDecoder()
     for start in _braces(prompt):
         try:
@@ -108,12 +108,12 @@ def find_schema(prompt: str) -> dict[str, Any] | None:
 
 
 def _braces(text: str) -> Iterator[int]:
-    """Where a line begins with a brace."""
+    """Yield the places of lines that begin with a brace."""
     return (match.end() - 1 for match in re.finditer(r"^\s*\{", text, re.MULTILINE))
 
 
 def smallest(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """About the least that a JSON Schema accepts: required properties alone, no more items than there must be."""
+    """Return about the smallest value of a JSON Schema: only required properties, and no more items than required."""
     root = schema if root is None else root
     if not isinstance(schema, Mapping) or depth > 30:
         return None

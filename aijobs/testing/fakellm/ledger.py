@@ -1,4 +1,4 @@
-"""The request log: who asked, what was answered, and who left before the end."""
+"""The request log: each call, its answer, and whether the client left."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aijobs.testing.fakellm.request import CHAT, Request
 
 @dataclass(eq=False)
 class Call:
-    """One request and what became of it. Durations are seconds after its receipt, by a monotonic clock.
+    """One request and its answer. Durations are seconds after its receipt, by a monotonic clock.
 
-    `usage` is what was counted for it, whether or not the client came to read it: a provider bills that.
+    `usage` is counted even if the client didn't read the answer, because a provider bills it.
     """
 
     number: int
@@ -26,19 +26,19 @@ class Call:
     step: str = ""
     """The name of the step that answered."""
     status: int | None = None
-    """The HTTP status that was sent; None where the connection ended before."""
+    """The HTTP status that was sent; None if the connection ended before."""
     usage: dict[str, Any] | None = None
     whole: bool = False
-    """Whether all that the step has to say was sent; not where either side ended the connection before."""
+    """Whether the whole answer was sent, before either side ended the connection."""
     left_after_s: float | None = None
-    """When the client was seen to have left before the end of its answer; None where it stayed."""
+    """When the client had left before the end of its answer; None if it stayed."""
     ended_after_s: float | None = None
-    """When the answer was over, one way or the other; None while it goes on."""
+    """When the answer ended, in any way; None while it goes on."""
     watch: Stopwatch = field(default_factory=Stopwatch, repr=False)
 
     @property
     def key(self) -> str:
-        """The whole API key, for comparing. It stands in no repr and no listing."""
+        """The whole API key, for comparisons. It is in no repr and no listing."""
         return self.request.key
 
     @property
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def headers(self) -> Any:
-        """By lower-case name."""
+        """Headers by lower-case name."""
         return self.request.headers
 
     @property
@@ -68,7 +68,7 @@ class Call:
 
 
 class Ledger:
-    """All calls since the start or the last `clear`, in the order of their receipt. Thread-safe."""
+    """All calls since the start or the last `clear`, in order of receipt. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class Ledger:
         self._number = 0
 
     def open(self, request: Request) -> Call:
-        """Write a call down."""
+        """Record a call."""
         with self._changed:
             self._number += 1
             call = Call(self._number, request, utc_now())
@@ -85,7 +85,7 @@ class Ledger:
             return call
 
     def note(self, call: Call, **what: Any) -> None:
-        """Set fields of a call, seen by everybody who waits."""
+        """Set fields of a call, and wake those who wait."""
         with self._changed:
             for name, value in what.items():
                 setattr(call, name, value)
@@ -97,13 +97,13 @@ class Ledger:
             return [call for call in self._calls if kind in (None, call.request.kind)]
 
     def clear(self) -> None:
-        """Forget what was, and begin again with number 1."""
+        """Remove all calls, and begin with number 1 again."""
         with self._changed:
             self._calls.clear()
             self._number = 0
 
     def wait(self, until: Callable[[list[Call]], bool], deadline_s: float, what: str) -> list[Call]:
-        """The chat calls, once `until` holds of them. Raises `AssertionError` that tells the log after the deadline."""
+        """Return the chat calls once `until` is true for them. `AssertionError` with the log after the deadline."""
         with self._changed:
             reached = self._changed.wait_for(lambda: until(self.calls()), deadline_s)
         if not reached:
@@ -112,7 +112,7 @@ class Ledger:
 
 
 def listing(calls: Sequence[Call], *, bodies: bool = False) -> list[dict[str, Any]]:
-    """The calls as JSON, of their keys the last four characters alone, wherever in them a key stands."""
+    """Return the calls as JSON, with only the last four characters of each key."""
     return [_row(call, bodies) for call in calls]
 
 
@@ -143,7 +143,7 @@ _SHOWN = 4
 
 
 def short_key(key: str) -> str:
-    """`…` and the last four characters, where these are a small part of the key."""
+    """Return `…` and the last four characters, if these are a small part of the key."""
     if not key:
         return ""
     return f"…{key[-_SHOWN:]}" if len(key) >= 3 * _SHOWN else "…"

@@ -1,4 +1,4 @@
-"""OpenAI's moderations: what contains a flagged word is flagged in its category, nothing else is."""
+"""OpenAI's moderations: a text with a flagged word is flagged in its category, nothing else is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CATEGORIES = (
 
 @dataclass(frozen=True)
 class Moderate(Step):
-    """A verdict on each input. `flags`: words in lower case, and the category that they mean."""
+    """A verdict on each input. `flags`: words in lower case, and their category."""
 
     flags: Mapping[str, str] = field(default_factory=dict)
     name: str = field(default="moderation", kw_only=True)

@@ -1,4 +1,4 @@
-"""What a client asked for, as far as the fake needs to understand it."""
+"""The parts of a client's request that the fake server understands."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OTHER = "other"
 
 
 class BadRequest(Exception):
-    """A request that any provider would answer with 400; its text is the message."""
+    """A request that any provider answers with 400. The text is the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call. `key` is the whole bearer token, empty where none came; `body` is `{}` where none was read."""
+    """One call. `key` is the whole bearer token, empty without one; `body` is `{}` if none was read."""
 
     kind: str
     path: str
@@ -45,13 +45,13 @@ class Request:
 
     @property
     def format(self) -> str:
-        """The type of `response_format`, `text` where none was asked for."""
+        """Return the type of `response_format`, by default `text`."""
         asked = self.body.get("response_format")
         return str(asked.get("type", "text")) if isinstance(asked, Mapping) else "text"
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema of `response_format`, where one was sent."""
+        """Return the JSON Schema of `response_format`, if one was sent."""
         asked = self.body.get("response_format")
         wrapped = asked.get("json_schema") if isinstance(asked, Mapping) else None
         schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
@@ -63,7 +63,7 @@ class Request:
         return next((limit for limit in limits if isinstance(limit, int)), None)
 
     def text(self, *roles: str) -> str:
-        """The messages of these roles (of all, where none is named), one after the other."""
+        """Return the messages of these roles (default: all), one after the other."""
         found = []
         for message in self.body.get("messages", ()):
             if isinstance(message, Mapping) and (not roles or message.get("role") in roles):
@@ -71,7 +71,7 @@ class Request:
         return "\n\n".join(found)
 
     def check(self) -> None:
-        """Raise `BadRequest` for what providers refuse whatever they are set to do."""
+        """Raise `BadRequest` for requests that providers always refuse."""
         if self.kind == MODERATION:
             if not isinstance(self.body.get("input"), str | list):
                 raise BadRequest("Missing required parameter: 'input'.")
@@ -81,7 +81,7 @@ class Request:
         if not isinstance(self.body.get("messages"), list) or not self.body["messages"]:
             raise BadRequest("Invalid 'messages': expected an array with at least one message.")
         if self.format == "json_object" and "json" not in self.text().lower():
-            # DeepSeek and OpenAI both do so, and a prompt without the word fails on the first real call.
+            # As DeepSeek and OpenAI do: a prompt without the word fails at the first real call.
             raise BadRequest(
                 "Prompt must contain the word 'json' in some form to use 'response_format' of type 'json_object'."
             )
@@ -96,7 +96,7 @@ def _content(content: Any) -> str:
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request. Raises `BadRequest` for anything else."""
+    """Return the JSON object of a request. `BadRequest` for anything else."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which step answers which call: scripts by API key and model."""
+"""Choose the step for a call: scripts by API key and model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _Place = tuple[str, str | None, str | None]
 
 
 class Scripts:
-    """Lists of steps; one step a call, the last one again and again. Thread-safe.
+    """Lists of steps: one step per call, the last one repeated. Thread-safe.
 
-    Of several scripts that fit a call the one for its key and model counts, then that for its key, then that for
-    its model, then the one for all.
+    The most specific script counts: for key and model, for the key, for the model, for all.
     """
 
     def __init__(self) -> None:
@@ -23,7 +22,7 @@ class Scripts:
         self._steps: dict[_Place, list[Step]] = {}
 
     def set(self, steps: Sequence[Step], key: str | None, model: str | None, kind: str = CHAT) -> None:
-        """Begin a new script in the place of the old one; an empty one takes it away."""
+        """Replace a script; an empty one removes it."""
         with self._guard:
             if steps:
                 self._steps[kind, key, model] = list(steps)
@@ -31,16 +30,16 @@ class Scripts:
                 self._steps.pop((kind, key, model), None)
 
     def clear(self) -> None:
-        """Take all scripts away."""
+        """Remove all scripts."""
         with self._guard:
             self._steps.clear()
 
     def take(self, request: Request) -> Step | None:
-        """The next step for a call; None where no script is for it."""
+        """Return the next step for a call; None without a script."""
         return self._find(request, request.kind, take=True)
 
     def peek(self, request: Request, kind: str = CHAT) -> Step | None:
-        """The step that the next call of a kind with this key would get."""
+        """Return the step for the next call of a kind with this key."""
         return self._find(request, kind, take=False)
 
     def _find(self, request: Request, kind: str, *, take: bool) -> Step | None:

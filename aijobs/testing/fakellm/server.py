@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's paths, and the ones that scripts and other processes use."""
+"""The HTTP server: OpenAI's paths, and those for scripts and other processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _STOP_S = 10.0
 
 
 class FakeLlm:
-    """An OpenAI-compatible provider on 127.0.0.1 that answers well, or as badly as it is told to.
+    """An OpenAI-compatible provider on 127.0.0.1 that works, or fails as it is told.
 
     `with FakeLlm() as llm:` serves at `llm.url` until the end of the block, and leaves no thread. Port 0 is any free
     one; `delta_s` seconds pass before each delta of a stream; `cache_dir` keeps the Chinese dictionary (None: a
-    temporary folder). `on_request` is asked for the step of each chat call, for scripts that hang on what is in it:
-    None leaves the call to the scripts that were set. `on_end` is called with each call that is over.
+    temporary folder). `on_request` returns the step of a chat call, for scripts that depend on its content; None leaves
+    the call to the other scripts. `on_end` is called with each ended call.
 
-    Started again after a `stop`, it goes on with the same scripts and the same log.
+    Started again after a `stop`, it keeps its scripts and its log.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FakeLlm:
     # --- life ---
 
     def start(self) -> FakeLlm:
-        """Listen and serve. Raises `OSError` where the port is taken."""
+        """Listen and serve. `OSError` if the port is in use."""
         with contextlib.ExitStack() as ends:
             folder = self._cache_dir or Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="fakellm-")))
             self._writer = GoodWriter(folder)
@@ -78,7 +78,7 @@ class FakeLlm:
         return self
 
     def stop(self) -> None:
-        """Break what is going on off, and end all threads."""
+        """Break off running calls, and end all threads."""
         self._ends.close()
 
     def __enter__(self) -> FakeLlm:
@@ -96,19 +96,19 @@ class FakeLlm:
     # --- what it does ---
 
     def script(self, *steps: Step, key: str | None = None, model: str | None = None, kind: str = CHAT) -> None:
-        """Answer the next calls by `steps`, one a call, the last one again and again.
+        """Answer the next calls by `steps`: one per call, the last one repeated.
 
-        For calls with this API key and this model alone, where they are given. No steps take the script away. `kind`
-        `moderation` scripts the moderations. A model called `fault:<name>` keeps to its name.
+        Only calls with this API key and this model, if given. No steps remove the script. `kind` `moderation` scripts
+        the moderations. A model called `fault:<name>` keeps to its name.
         """
         self._scripts.set(steps, key, model, kind)
 
     def flag(self, words: str, category: str) -> None:
-        """Have moderations flag what contains `words`, in a category of OpenAI's such as `self-harm`."""
+        """Have moderations flag texts with `words`, in one of OpenAI's categories such as `self-harm`."""
         self._flags[words.lower()] = category
 
     def forget(self) -> None:
-        """As new: no scripts, no flags, an empty log."""
+        """Remove all scripts, flags and calls."""
         self._scripts.clear()
         self._flags.clear()
         self._ledger.clear()
@@ -117,16 +117,18 @@ class FakeLlm:
 
     @property
     def calls(self) -> list[Call]:
-        """The chat completions that were asked for, in the order of their receipt."""
+        """The chat calls, in order of receipt."""
         return self._ledger.calls(CHAT)
 
     @property
     def log(self) -> list[Call]:
-        """All requests to the provider's paths, moderations, lists of models and strays included."""
+        """All requests to the provider's paths, including moderations, lists of models and unknown ones."""
         return self._ledger.calls(None)
 
     def wait_for_calls(self, count: int, deadline_s: float = 10.0, *, ended: bool = False) -> list[Call]:
-        """The chat calls, once there are so many (`ended`: and over). `AssertionError` after the deadline."""
+        """Return the chat calls once there are so many (`ended`: and all have ended). `AssertionError` after the
+        deadline.
+        """
         return self.wait_until(
             lambda calls: len([call for call in calls if call.ended or not ended]) >= count,
             deadline_s,
@@ -134,7 +136,7 @@ class FakeLlm:
         )
 
     def wait_until_left(self, number: int = 1, deadline_s: float = 10.0) -> Call:
-        """The chat call of this place (1: the first), once its client has left it."""
+        """Return the chat call of this number (from 1), once its client has left it."""
 
         def left(calls: Sequence[Call]) -> bool:
             return len(calls) >= number and calls[number - 1].client_left
@@ -144,7 +146,7 @@ class FakeLlm:
     def wait_until(
         self, holds: Callable[[list[Call]], bool], deadline_s: float = 10.0, what: str = "the condition"
     ) -> list[Call]:
-        """The chat calls, once `holds` is true of them. `AssertionError` with the log after the deadline."""
+        """Return the chat calls once `holds` is true for them. `AssertionError` with the log after the deadline."""
         return self._ledger.wait(holds, deadline_s, what)
 
     # --- what the handler needs ---
@@ -188,13 +190,13 @@ class FakeLlm:
         if request.path.endswith("/models"):
             refused = self._scripts.peek(request)
             if isinstance(refused, Reply) and refused.status in (401, 403):
-                return refused  # a key that is no good for chats is none for anything
+                return refused  # a key that is refused for chats is refused for all
             return Reply(200, {"object": "list", "data": [_model(name) for name in _model_names()]}, name="models")
         body = faults.error_body(f"Invalid URL ({request.path})", "invalid_request_error")
         return Reply(404, body, name="stray")
 
     def _serve_own(self, method: str, path: str, query: str, raw: bytes) -> tuple[int, Any] | None:
-        """The answer to a request for ourselves, None where it is for the provider."""
+        """Return the answer to a request to the fake itself; None if it is for the provider."""
         if (method, path) == ("GET", "/"):
             return 200, faults.as_text()
         if (method, path) == ("GET", "/_calls"):
@@ -241,7 +243,7 @@ class _Script:
 
 
 def _script_from(raw: bytes) -> _Script:
-    """The script of a request's body. Raises `BadRequest` or `UnknownFault`, before anything is changed."""
+    """Return the script of a request's body. `BadRequest` or `UnknownFault`, before anything is changed."""
     asked = parse_body(raw)
     steps, flags, kind = asked.get("steps", []), asked.get("flags", {}), asked.get("kind", CHAT)
     if not isinstance(steps, list):
@@ -277,7 +279,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 class _Server(ThreadingHTTPServer):
-    # The threads are joined at the end, so that a test leaves none; `stop` wakes whatever they wait for.
+    # The threads are joined at the end, so that a test leaves none; `stop` wakes them.
     daemon_threads = False
     block_on_close = True
     request_queue_size = 128
@@ -311,7 +313,7 @@ class _Server(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes while we read is nothing to tell of; anything else is a fault of ours, told as usual."""
+        """Ignore a client that leaves while we read. Any other error is ours, and is shown."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -371,7 +373,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the log of calls tells more, and no content."""
+        """Write nothing: the log of calls has more, without content."""
 
 
 _KINDS = {"/chat/completions": CHAT, "/moderations": MODERATION}

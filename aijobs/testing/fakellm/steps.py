@@ -1,4 +1,4 @@
-"""Ways in which a call goes wrong: an error's answer, and answers that come late, in part or never."""
+"""Faults of calls: error answers, and answers that come late, in part or never."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Body = bytes | Mapping[str, Any] | str | Callable[[Request], Mapping[str, Any]]
 HTML = "text/html; charset=utf-8"
 GOOD = Answer()
 _NARROW = 40
-"""Into pieces of how many bytes a body is cut that is to come in part."""
+"""Bytes of each piece of a body that is sent in part."""
 
 
 @dataclass(frozen=True)
 class Reply(Step):
-    """A status and a body, which is JSON, a text or bytes of `content_type`, or made from the request.
+    """A status and a body: JSON, a text or bytes of `content_type`, or made from the request.
 
     `retry_after_s` becomes a Retry-After header, in seconds or, with `as_date`, as an HTTP date.
     """
@@ -47,7 +47,7 @@ class Reply(Step):
 
 @dataclass(frozen=True)
 class Unless(Step):
-    """`reply` to a request with one of these types of `response_format`, `then` to any other."""
+    """Answers `reply` to a request with one of these types of `response_format`, `then` to any other."""
 
     formats: tuple[str, ...]
     reply: Step
@@ -60,7 +60,7 @@ class Unless(Step):
 
 @dataclass(frozen=True)
 class KeepAlive(Step):
-    """DeepSeek's sign of life every `every_s` seconds, so many `times` (None: for ever), and then `then`.
+    """Sends DeepSeek's keep-alive every `every_s` seconds, so many `times` (None: for ever), and then `then`.
 
     Blank lines before a whole answer, comments before a stream.
     """
@@ -85,7 +85,7 @@ class KeepAlive(Step):
 
 @dataclass(frozen=True)
 class Hang(Step):
-    """Nothing, or the headers and then nothing, until the client leaves."""
+    """Sends nothing, or the headers and then nothing, until the client leaves."""
 
     after_headers: bool = False
 
@@ -98,7 +98,7 @@ class Hang(Step):
 
 @dataclass(frozen=True)
 class Drip(Step):
-    """`then`, slowly: an event of a stream, or a byte of a whole answer, every `every_s` seconds."""
+    """Sends `then` slowly: an event of a stream, or a byte of a whole answer, every `every_s` seconds."""
 
     every_s: float = 0.5
     then: Answer = GOOD
@@ -114,10 +114,10 @@ class Drip(Step):
 
 @dataclass(frozen=True)
 class Break(Step):
-    """An answer that breaks off after `after` (0 to 1) of its pieces, in the manner of `how`.
+    """An answer that breaks off after the part `after` (0 to 1) of its pieces, in the way `how`.
 
-    `stall`: nothing more comes. `reset`: RST. `close`: the connection ends before the body does. `end`: the body
-    ends properly, as if that were all. `error`: a stream tells of an error and is over.
+    `stall`: nothing more comes. `reset`: RST. `close`: the connection ends before the body does. `end`: the body ends
+    properly, as if that were all. `error`: an error event ends the stream.
     """
 
     how: Literal["stall", "reset", "close", "end", "error"]
@@ -165,7 +165,9 @@ class Vanish(Step):
 
 
 def _head_and_pieces(answer: Answer, exchange: Exchange, width: int, *, in_chunks: bool = False) -> list[bytes]:
-    """Send the head of an answer; its body in pieces: the events of a stream, `width` bytes of anything else."""
+    """Send the headers of an answer, and return its body in pieces: the events of a stream, `width` bytes of anything
+    else.
+    """
     pieces = answer.pieces(exchange)
     if exchange.request.stream:
         exchange.head(200, EVENTS)
