@@ -177,7 +177,7 @@ def test_a_reason_that_the_api_takes_is_taken_by_the_console_too(stage: Stage) -
     assert [row.reason for row in _audit(stage, "job.retry")] == ["x" * 996 + "\nend"]
 
 
-def test_reason_is_kept_without_what_cannot_be_seen(stage: Stage) -> None:
+def test_reason_is_stored_without_invisible_characters(stage: Stage) -> None:
     failed, console = stage.failed(), stage.client("OPERATOR")
     address = f"/console/jobs/{failed}/retry"
     form = console.fields(address, address)
