@@ -1,4 +1,4 @@
-"""Statements that are put together once: each call's values are its own, on all three databases."""
+"""Cached statements: each call has its own values, on all three databases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.jobs import BEGIN, Kit, race
 ONE = AiJob.id == bindparam("of_job")
 
 
-def test_a_statement_that_is_kept_has_nothing_of_the_call_before(kit: Kit) -> None:
+def test_cached_statement_keeps_no_value_of_an_earlier_call(kit: Kit) -> None:
     a, b = kit.new_job().id, kit.new_job().id
     for job_id, code in ((a, "X"), (b, None), (a, "it's \\ 中文")):
         assert kit.database.write(
@@ -27,7 +27,7 @@ def test_a_statement_that_is_kept_has_nothing_of_the_call_before(kit: Kit) -> No
     assert (kit.job(a).error_code, kit.job(b).error_code) == ("it's \\ 中文", None)
 
 
-def test_an_expression_that_was_made_for_one_call_serves_no_other(kit: Kit) -> None:
+def test_expression_of_one_call_is_not_reused_by_another(kit: Kit) -> None:
     job_id = kit.new_job().id
     for retries in (3, 5):
         kit.database.write(
@@ -43,7 +43,7 @@ def test_an_expression_that_was_made_for_one_call_serves_no_other(kit: Kit) -> N
     assert (missed, found) == (0, 1)
 
 
-def test_expressions_that_never_come_again_do_not_pile_up(kit: Kit) -> None:
+def test_cache_of_statements_is_limited(kit: Kit) -> None:
     job_id = kit.new_job().id
     with kit.database.transaction() as session:
         for n in range(KEPT + 20):
@@ -52,7 +52,7 @@ def test_expressions_that_never_come_again_do_not_pile_up(kit: Kit) -> None:
     assert kit.job(job_id).retry_count == KEPT + 19
 
 
-def test_threads_that_share_a_statement_do_not_share_its_values(kit: Kit) -> None:
+def test_threads_share_cached_statements_but_not_values(kit: Kit) -> None:
     jobs = [kit.new_job().id for _ in range(2)]
 
     def count_up(job_id: str, first: int) -> None:
@@ -73,14 +73,12 @@ def test_threads_that_share_a_statement_do_not_share_its_values(kit: Kit) -> Non
         lambda s: insert_if_absent(s, QuotaUsage, "user_id", user_id="x", user="x"),
     ],
 )
-def test_a_column_that_is_not_there_is_not_left_out_without_a_word(
-    sqlite_kit: Kit, write: Callable[[Session], Any]
-) -> None:
+def test_unknown_column_raises_an_error(sqlite_kit: Kit, write: Callable[[Session], Any]) -> None:
     with pytest.raises(TypeError, match="has no column"):
         sqlite_kit.database.write(write)
 
 
-def test_what_the_session_holds_is_written_before_the_statement_that_needs_it(kit: Kit) -> None:
+def test_pending_objects_are_flushed_before_a_cached_statement(kit: Kit) -> None:
     def work(session: Session) -> int:
         session.add(QuotaUsage(user_id="u", created_at=BEGIN))
         by = QuotaUsage.user_id == bindparam("of_user")
@@ -89,7 +87,7 @@ def test_what_the_session_holds_is_written_before_the_statement_that_needs_it(ki
     assert kit.database.write(work) == 1
 
 
-def test_a_reading_session_writes_nothing_of_what_it_holds(kit: Kit) -> None:
+def test_read_session_flushes_nothing(kit: Kit) -> None:
     job_id = kit.new_job().id
     priority = select(AiJob.priority).where(ONE)
     with kit.database.read() as session:

@@ -1,4 +1,4 @@
-"""An SQLite database is its owner's alone."""
+"""Only its owner can read an SQLite database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import text
 from aijobs.db.database import Database
 
 
-def test_nobody_else_may_read_the_notes_in_an_sqlite_database(tmp_path: Path) -> None:
+def test_sqlite_files_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         database = Database(f"sqlite:///{tmp_path / 'aijobs.db'}")
@@ -26,9 +26,9 @@ def test_nobody_else_may_read_the_notes_in_an_sqlite_database(tmp_path: Path) ->
     assert found == dict.fromkeys(("aijobs.db", "aijobs.db-shm", "aijobs.db-wal"), 0o600)
 
 
-def test_a_new_connection_drops_no_lock_that_another_of_the_process_holds(tmp_path: Path) -> None:
-    """Closing any descriptor of the file would: the locks belong to the process. Another process would then take itself
-    for the last one, and remove the log of what we wrote.
+def test_new_connection_releases_no_lock_of_its_process(tmp_path: Path) -> None:
+    """Closing any descriptor of the file releases all locks of the process. Another process would then believe that it
+    is the last one, and remove the write-ahead log.
     """
     path = tmp_path / "aijobs.db"
     first, second = Database(f"sqlite:///{path}"), Database(f"sqlite:///{path}")

@@ -1,4 +1,4 @@
-"""A server that stops answering, or a row that is never let go: nobody waits for ever; upgrades wait long enough."""
+"""Servers that stop answering and rows that stay locked: every wait is limited, except for schema upgrades."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def test_wait_for_a_locked_row_is_limited(kit: Kit, database_server: Databases) 
 
 @pytest.mark.long
 @SERVERS
-def test_a_row_that_another_holds_for_long_ends_the_wait_and_then_the_unit(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unit_fails_if_a_row_stays_locked(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db_engine, "LOCK_WAIT_S", 1)
     job_id = kit.new_job().id
     runs: list[int] = []
@@ -56,7 +54,7 @@ def test_a_row_that_another_holds_for_long_ends_the_wait_and_then_the_unit(
 
 
 @pytest.mark.postgres
-def test_a_postgres_whose_machine_vanished_is_given_up_by_the_kernel(postgres: Any) -> None:
+def test_connection_to_a_vanished_postgres_host_is_closed_by_the_kernel(postgres: Any) -> None:
     engine = build_engine(postgres.create_database())
     try:
         with engine.connect() as connection:
@@ -76,7 +74,7 @@ KEEPALIVE = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, sock
 
 
 @pytest.mark.mariadb
-def test_a_mariadb_that_stands_still_is_given_up(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_mariadb_times_out(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mariadb.ensure_running()
     monkeypatch.setattr(db_engine, "ANSWER_S", 1)
     url = mariadb.create_database(prepare_database)
@@ -97,18 +95,18 @@ def test_a_mariadb_that_stands_still_is_given_up(mariadb: Any, monkeypatch: pyte
             reader.join(30)
         finally:
             mariadb.thaw()
-        assert not reader.is_alive(), "the reader waits for ever"
+        assert not reader.is_alive(), "the reader still waits"
         assert outcome
-        assert kit.lock(job_id).attempt_no == 1, "the next statement finds a fresh connection"
+        assert kit.lock(job_id).attempt_no == 1, "the next statement gets a fresh connection"
     mariadb.drop_database(url)
 
 
 @pytest.mark.long
 @SERVERS
-def test_a_change_of_the_schema_may_wait_longer_than_a_unit_of_work(
+def test_schema_upgrade_may_wait_longer_than_a_unit_of_work(
     create_database: Callable[..., str], database_server: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines upgrade at once, and the first one's tables are large."""
+    """Two machines upgrade at the same time, and the first one's tables are large."""
     monkeypatch.setattr(db_engine, "LOCK_WAIT_S", 1)
     monkeypatch.setattr(db_engine, "ANSWER_S", 1)
     wait = {"postgresql": "SELECT pg_advisory_xact_lock(1)", "mariadb": "SELECT GET_LOCK('one', 60)"}
@@ -124,7 +122,7 @@ def test_a_change_of_the_schema_may_wait_longer_than_a_unit_of_work(
     with first.connect() as connection:
         connection.execute(text(wait[database_server.kind]))
         other.start()
-        time.sleep(2.5)  # What is shown is that nothing ends the wait.
+        time.sleep(2.5)  # Longer than the limits above, neither of which may end the wait.
         assert other.is_alive()
     first.dispose()
     other.join(30)

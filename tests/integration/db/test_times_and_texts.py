@@ -1,4 +1,4 @@
-"""Instants, texts and keys come back as they were given, whatever zone or collation the server lives in."""
+"""Instants, texts and keys are read as written, in any time zone or collation of the server."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ INSTANTS = [
 ]
 
 
-def test_an_instant_comes_back_aware_in_utc_and_as_exact_as_is_promised(
-    database: Database, database_server: Databases
-) -> None:
+def test_instant_is_read_in_utc_with_the_promised_precision(database: Database, database_server: Databases) -> None:
     for at in INSTANTS:
         back = _round_trip(database, at)
         exact = at.replace(microsecond=at.microsecond // 1000 * 1000) if database_server.kind == "sqlite" else at
@@ -68,7 +66,7 @@ def test_an_instant_comes_back_aware_in_utc_and_as_exact_as_is_promised(
         assert back - at <= timedelta(0), "aware times subtract"
 
 
-def test_a_naive_time_is_refused(database: Database) -> None:
+def test_naive_time_is_refused(database: Database) -> None:
     with pytest.raises(StatementError, match="no time zone"), database.transaction() as session:
         session.execute(insert(TABLE).values(id=1, at=datetime(2026, 1, 1)))
 
@@ -89,7 +87,7 @@ def test_comparisons_in_the_database_agree_with_those_in_python(database: Databa
         assert ordered == sorted(instants)
 
 
-def test_the_databases_clock_tells_the_present_though_the_server_lives_elsewhere(database: Database) -> None:
+def test_database_clock_is_right_in_any_time_zone_of_the_server(database: Database) -> None:
     clock = DatabaseClock()
     with database.read() as session:
         before = datetime.now(UTC) - timedelta(milliseconds=2)
@@ -98,7 +96,7 @@ def test_the_databases_clock_tells_the_present_though_the_server_lives_elsewhere
         later, earlier = session.execute(
             select(clock.now(timedelta(seconds=90)), clock.now(timedelta(seconds=-90, milliseconds=-500)))
         ).one()
-    assert later - earlier == timedelta(seconds=180, milliseconds=500), "one instant a statement"
+    assert later - earlier == timedelta(seconds=180, milliseconds=500), "both are computed from the same instant"
     assert abs((later - now).total_seconds() - 90) < 5
 
 
@@ -113,14 +111,14 @@ def test_the_databases_clock_tells_the_present_though_the_server_lives_elsewhere
     ],
     ids=str,
 )
-def test_the_databases_clock_is_moved_to_the_millisecond_however_far(database: Database, offset: timedelta) -> None:
+def test_database_clock_offset_is_exact_to_the_millisecond(database: Database, offset: timedelta) -> None:
     clock = DatabaseClock()
     with database.read() as session:
         there, here = session.execute(select(clock.now(offset), clock.now())).one()
     assert there - here == timedelta(milliseconds=round(offset.total_seconds() * 1000))
 
 
-def test_the_databases_clock_moves_on_within_a_transaction(database: Database) -> None:
+def test_database_clock_advances_within_a_transaction(database: Database) -> None:
     clock = DatabaseClock()
     with database.read() as session:
         first = read_clock(session, clock)
@@ -128,7 +126,7 @@ def test_the_databases_clock_moves_on_within_a_transaction(database: Database) -
         assert read_clock(session, clock) > first
 
 
-def test_a_row_is_due_by_the_databases_clock_to_the_millisecond(database: Database) -> None:
+def test_row_is_due_by_the_database_clock_to_the_millisecond(database: Database) -> None:
     clock = DatabaseClock()
     with database.transaction() as session:
         session.execute(insert(TABLE).values(id=1, at=clock.now()))
@@ -138,7 +136,7 @@ def test_a_row_is_due_by_the_databases_clock_to_the_millisecond(database: Databa
     assert (due, soon) == ([1], [1, 2])
 
 
-def test_a_frozen_clock_stands_until_it_is_moved(database: Database) -> None:
+def test_manual_clock_stands_until_it_is_advanced(database: Database) -> None:
     clock = ManualClock(BEGIN)
     with database.read() as session:
         assert read_clock(session, clock) == BEGIN
@@ -148,7 +146,7 @@ def test_a_frozen_clock_stands_until_it_is_moved(database: Database) -> None:
 
 @OTHERS_LATER
 def test_processes_in_other_time_zones_agree_on_a_lease(live_kit: Kit) -> None:
-    """One process lives in Shanghai and its server too; the other in New York."""
+    """One process and its server are in Shanghai, the other process is in New York."""
     claim = live_kit.running()
     code = (
         "import sys\n"
@@ -184,7 +182,7 @@ DIFFERENT = [
 ]
 
 
-def test_keys_are_compared_by_their_bytes_and_ordered_by_them(database: Database) -> None:
+def test_keys_are_compared_and_ordered_by_their_bytes(database: Database) -> None:
     with database.transaction() as session:
         session.execute(insert(TABLE), [{"id": n, "name": name} for n, name in enumerate(DIFFERENT, 1)])
         for n, name in enumerate(DIFFERENT, 1):
@@ -195,7 +193,7 @@ def test_keys_are_compared_by_their_bytes_and_ordered_by_them(database: Database
         session.execute(insert(TABLE).values(id=99, name="a"))
 
 
-def test_long_texts_and_documents_of_any_unicode_come_back_whole(database: Database) -> None:
+def test_long_texts_and_documents_with_any_unicode_are_read_unchanged(database: Database) -> None:
     body = "👩🏽‍💻\U0010ffff\u202e\x01\r\n\u2028é e\u0301 " * 20_000
     document = {"k\U0010ffff": [body, 1.5, -0.0, 2**53 - 1, None, True, {"": []}], "b": 1, "a": 2}
     with database.transaction() as session:
@@ -206,19 +204,19 @@ def test_long_texts_and_documents_of_any_unicode_come_back_whole(database: Datab
     assert list(row.document) == list(document), "the order of keys is kept"
 
 
-def test_a_document_that_is_no_json_is_refused_before_the_database_sees_it(database: Database) -> None:
+def test_document_that_is_not_json_is_refused_before_the_statement(database: Database) -> None:
     with pytest.raises((StatementError, ValueError)), database.transaction() as session:
         session.execute(insert(TABLE).values(id=1, document={"a": float("nan")}))
 
 
-def test_a_missing_document_is_null_and_no_word(database: Database) -> None:
+def test_missing_document_is_sql_null_and_not_json_null(database: Database) -> None:
     with database.transaction() as session:
         session.execute(insert(TABLE).values(id=1, document=None))
         assert session.execute(select(TABLE.c.id).where(TABLE.c.document.is_(None))).scalars().all() == [1]
 
 
-@MARIADB  # The others know one character set.
-def test_every_text_column_of_mariadb_takes_any_character(create_database: Callable[..., str]) -> None:
+@MARIADB  # The other databases have one character set.
+def test_every_text_column_of_mariadb_accepts_any_character(create_database: Callable[..., str]) -> None:
     database = Database(create_database(prepare_database))
     try:
         with database.read() as session:

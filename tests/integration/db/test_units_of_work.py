@@ -1,4 +1,4 @@
-"""A unit of work has one effect: through deadlocks, lost connections, and COMMITs whose answer never came."""
+"""A unit of work has one effect, in spite of deadlocks, lost connections and lost answers to COMMIT."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ UNITS: dict[str, tuple[str, Callable[[Kit, Any], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_commit_whose_answer_was_lost_is_settled_by_reading(kit: Kit, when: Any) -> None:
+def test_commit_with_a_lost_answer_is_confirmed_by_reading(kit: Kit, when: Any) -> None:
     for name, (state, unit, added) in UNITS.items():
         expected = _undisturbed(kit, state, unit)
         job_id, lease = kit.job_in(state)
-        told, before = kit.types(job_id), kit.counts()
+        recorded, before = kit.types(job_id), kit.counts()
         with lose_commits(kit.database, when) as left:
             answer = unit(kit, lease)
-        assert left == [0], f"{name}: nothing was lost"
-        assert kit.types(job_id) == told + added, f"{name}, lost {when} it took effect"
+        assert left == [0], f"{name}: no commit was lost"
+        assert kit.types(job_id) == recorded + added, f"{name}, lost {when} it took effect"
         assert _without_names(kit.row(job_id)) == expected, f"{name}, lost {when} it took effect"
         job = answer.job if isinstance(answer, CreatedJob | Locked) else answer
         if isinstance(job, str):
@@ -87,7 +87,7 @@ def _without_names(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_job_whose_commit_was_lost_is_there_once_and_is_sent(kit: Kit, when: Any, key: str | None) -> None:
+def test_job_whose_commit_was_lost_exists_once_and_is_sent(kit: Kit, when: Any, key: str | None) -> None:
     kit.create()
     before, sent = kit.counts(), kit.broker.pending_count("ai-interactive")
     with lose_commits(kit.database, when):
@@ -101,24 +101,24 @@ def test_a_job_whose_commit_was_lost_is_there_once_and_is_sent(kit: Kit, when: A
 
 
 @pytest.mark.long
-def test_a_commit_that_was_only_late_is_the_one_effect_and_its_own_answer(kit: Kit) -> None:
-    """Read at once it seems not to have happened; tried again, the work meets what it did itself."""
+def test_late_commit_is_the_only_effect_and_its_own_result(kit: Kit) -> None:
+    """The first read doesn't see the commit yet, so the unit runs again and meets its own effect."""
     for name, (state, unit, added) in UNITS.items():
         expected = _undisturbed(kit, state, unit)
         job_id, lease = kit.job_in(state)
-        told, before = kit.types(job_id), kit.counts()
+        recorded, before = kit.types(job_id), kit.counts()
         with late_commit(kit.database) as left:
             answer = unit(kit, lease)
-        assert left == [0], f"{name}: nothing was lost"
-        assert kit.types(job_id) == told + added, name
+        assert left == [0], f"{name}: no commit was late"
+        assert kit.types(job_id) == recorded + added, name
         assert _without_names(kit.row(job_id)) == expected, name
         if isinstance(answer, CreatedJob):
-            assert answer.created, f"{name}: it is this request's own child"
+            assert answer.created, f"{name}: the child was created by this request"
         assert kit.counts()["ai_jobs"] - before["ai_jobs"] == (1 if name == "retry" else 0), name
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_job_whose_commit_was_only_late_is_there_once_and_is_its_creators(kit: Kit, key: str | None) -> None:
+def test_job_whose_commit_was_late_exists_once_and_counts_as_created(kit: Kit, key: str | None) -> None:
     kit.create()
     before = kit.counts()
     with late_commit(kit.database) as left:
@@ -129,7 +129,7 @@ def test_a_job_whose_commit_was_only_late_is_there_once_and_is_its_creators(kit:
     assert kit.types(created.job.id) == ["created"]
 
 
-def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers(kit: Kit) -> None:
+def test_commit_is_confirmed_after_the_database_is_back(kit: Kit) -> None:
     lease = kit.running()
     refused = [3]
 
@@ -140,7 +140,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers
             raise kind.OperationalError("connection refused")
 
     event.listen(kit.database.engine, "do_connect", refuse)
-    kit.database.dispose()  # So that each look needs a connection of its own.
+    kit.database.dispose()  # Now each read needs a new connection.
     try:
         with lose_commits(kit.database, "after") as lost:
             job = kit.lifecycle.mark_succeeded(lease)
@@ -151,13 +151,13 @@ def test_a_commit_whose_answer_was_lost_is_looked_for_until_the_database_answers
     assert kit.types(lease.job_id) == ["created", "locked", "succeeded"]
 
 
-def test_the_lost_answer_of_a_users_first_row_does_not_matter(kit: Kit) -> None:
+def test_lost_answer_for_a_users_first_quota_row_does_no_harm(kit: Kit) -> None:
     with lose_commits(kit.database, "after"):
         assert kit.create(user_id="new").created
     assert kit.counts()["quota_usage"] == 1
 
 
-def test_a_commit_lost_at_the_last_try_is_settled_too(kit: Kit) -> None:
+def test_commit_lost_at_the_last_try_is_confirmed(kit: Kit) -> None:
     job_id = kit.new_job().id
     failures = [4]
 
@@ -175,7 +175,7 @@ def test_a_commit_lost_at_the_last_try_is_settled_too(kit: Kit) -> None:
     assert (job.locked_by, job.attempt_no) == (kit.job(job_id).locked_by, 1)
 
 
-def test_commits_lost_again_and_again_end_in_an_error_and_in_no_second_effect(kit: Kit) -> None:
+def test_repeatedly_lost_commits_raise_without_a_second_effect(kit: Kit) -> None:
     lease = kit.running()
     with lose_commits(kit.database, "before", times=5), pytest.raises(DBAPIError):
         kit.lifecycle.mark_succeeded(lease)
@@ -189,8 +189,8 @@ def test_commits_lost_again_and_again_end_in_an_error_and_in_no_second_effect(ki
 
 
 @pytest.mark.parametrize("within_savepoint", [False, True])
-def test_a_real_deadlock_is_repeated_and_comes_to_nobodys_notice(kit: Kit, within_savepoint: bool) -> None:
-    """Two units take two rows in opposite order; a savepoint that the deadlock took with it must not hide it."""
+def test_unit_is_repeated_after_a_deadlock(kit: Kit, within_savepoint: bool) -> None:
+    """Two units lock two rows in opposite order; a lost savepoint must not hide the deadlock."""
     first, second = kit.new_job().id, kit.new_job().id
     meet = threading.Barrier(2)
     runs: list[str] = []
@@ -215,17 +215,17 @@ def test_a_real_deadlock_is_repeated_and_comes_to_nobodys_notice(kit: Kit, withi
     assert outcomes == [None, None]
     assert [kit.job(job_id).priority for job_id in (first, second)] == [52, 52]
     if kit.database.engine.dialect.name == "sqlite":
-        assert len(runs) == 2, "one writer: there is nothing to cross"
+        assert len(runs) == 2, "SQLite has one writer and no deadlocks"
     else:
-        # More than three where the survivor was slow to go on, and they met again.
-        assert len(runs) >= 3, "no deadlock came about"
+        # More than three if the survivor was slow and they met again.
+        assert len(runs) >= 3, "there was no deadlock"
 
 
 def _touch(session: Any, job_id: str) -> None:
     assert change_rows(session, update(AiJob).where(AiJob.id == job_id).values(priority=AiJob.priority + 1)) == 1
 
 
-def test_creating_and_cancelling_and_locking_at_once_surfaces_no_lock(live_kit: Kit) -> None:
+def test_concurrent_create_cancel_and_lock_raise_no_lock_error(live_kit: Kit) -> None:
     kit = live_kit
     ids = [kit.new_job().id for _ in range(4)]
 
@@ -247,9 +247,7 @@ def test_creating_and_cancelling_and_locking_at_once_surfaces_no_lock(live_kit: 
 
 
 @SERVERS
-def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
-    kit: Kit, database_server: Databases
-) -> None:
+def test_unit_is_repeated_after_its_connection_was_killed(kit: Kit, database_server: Databases) -> None:
     job_id = kit.new_job().id
     runs: list[int] = []
 
@@ -267,12 +265,12 @@ def test_a_connection_killed_within_a_unit_is_replaced_and_the_unit_repeated(
     assert kit.job(job_id).priority == 52
     _kill(database_server, runs[-1])
     assert kit.lifecycle.lock_job(job_id, "worker-1").job.attempt_no == 1, (
-        "a connection that died in the pool is nobody's trouble"
+        "a connection that died in the pool is replaced"
     )
 
 
 @SERVERS
-def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit, database_server: Databases) -> None:
+def test_connection_killed_during_a_read_does_not_affect_the_next_unit(kit: Kit, database_server: Databases) -> None:
     with kit.database.read() as session:
         _kill(database_server, session.execute(text(_CONNECTION_NUMBER[database_server.kind])).scalar_one())
         with pytest.raises(DBAPIError):
@@ -281,10 +279,10 @@ def test_a_connection_that_dies_under_a_reader_does_not_spoil_the_next(kit: Kit,
 
 
 @SERVERS
-def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
+def test_idle_connection_that_died_is_not_given_to_a_reader(
     kit: Kit, database_server: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aijobs.db.engines.FRESH_S", 0.0)  # Any rest in the pool is a long one.
+    monkeypatch.setattr("aijobs.db.engines.FRESH_S", 0.0)  # Every idle connection is tested before use.
     number = text(_CONNECTION_NUMBER[database_server.kind])
     with ExitStack() as stack:
         readers = [stack.enter_context(kit.database.read()) for _ in range(3)]
@@ -297,8 +295,8 @@ def test_a_reader_is_given_no_connection_that_died_while_it_lay_idle(
 
 
 @SERVERS
-def test_a_column_that_changes_under_a_worker_breaks_none_of_its_jobs(kit: Kit, database_server: Databases) -> None:
-    """A migration while workers run: on PostgreSQL connections have statements prepared for the table as it was."""
+def test_migration_of_a_column_breaks_no_running_worker(kit: Kit, database_server: Databases) -> None:
+    """A migration while workers run: on PostgreSQL their connections have statements prepared for the old column."""
     change = {"postgresql": "ALTER COLUMN word TYPE", "mariadb": "MODIFY word"}[database_server.kind]
 
     def look(session: Any) -> Any:
@@ -321,7 +319,7 @@ def test_a_column_that_changes_under_a_worker_breaks_none_of_its_jobs(kit: Kit, 
 
 
 PREPARED_AFTER = 7
-"""The driver prepares a statement after the fifth time."""
+"""The driver prepares a statement after its fifth execution."""
 _CONNECTION_NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}
 
 
@@ -330,10 +328,10 @@ def _kill(server: Any, number: int) -> None:
         cursor.execute(f"SELECT pg_terminate_backend({number})" if server.kind == "postgresql" else f"KILL {number}")
 
 
-# --- what a unit is ------------------------------------------------------------------------------------------------
+# --- rules of a unit -----------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_the_work_itself_is_not_repeated_and_leaves_nothing(kit: Kit) -> None:
+def test_unit_that_raises_its_own_error_is_not_repeated(kit: Kit) -> None:
     runs = []
 
     def work(session: Any) -> None:
@@ -348,7 +346,7 @@ def test_an_error_of_the_work_itself_is_not_repeated_and_leaves_nothing(kit: Kit
     assert kit.counts() == {}
 
 
-def test_a_statement_that_is_wrong_is_not_repeated(kit: Kit) -> None:
+def test_unit_with_a_wrong_statement_is_not_repeated(kit: Kit) -> None:
     runs = []
 
     def work(session: Any) -> None:
@@ -360,7 +358,7 @@ def test_a_statement_that_is_wrong_is_not_repeated(kit: Kit) -> None:
     assert runs == [1]
 
 
-def test_a_savepoint_is_rolled_back_alone(kit: Kit) -> None:
+def test_savepoint_is_rolled_back_alone(kit: Kit) -> None:
     def work(session: Any) -> None:
         session.add(QuotaUsage(user_id="kept", created_at=BEGIN))
         with suppress(LookupError), savepoint(session):
@@ -372,7 +370,7 @@ def test_a_savepoint_is_rolled_back_alone(kit: Kit) -> None:
     assert [row["user_id"] for row in kit.rows("quota_usage")] == ["kept"]
 
 
-def test_sqlite_waits_for_its_one_writer_and_keeps_what_was_committed(sqlite_kit: Kit) -> None:
+def test_sqlite_uses_wal_with_full_sync_and_a_busy_timeout(sqlite_kit: Kit) -> None:
     with sqlite_kit.database.engine.connect() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -381,7 +379,7 @@ def test_sqlite_waits_for_its_one_writer_and_keeps_what_was_committed(sqlite_kit
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
 
 
-def test_sqlites_writers_take_the_lock_at_their_start_and_readers_never(sqlite_kit: Kit) -> None:
+def test_sqlite_writer_locks_at_its_start_and_readers_never_lock(sqlite_kit: Kit) -> None:
     kit, other = sqlite_kit, Database(sqlite_kit.url)
     try:
         with kit.database.transaction() as session:
@@ -396,7 +394,7 @@ def test_sqlites_writers_take_the_lock_at_their_start_and_readers_never(sqlite_k
 
 
 @SERVERS
-def test_mariadb_and_postgres_read_what_is_committed(kit: Kit, database_server: Databases) -> None:
+def test_mariadb_and_postgres_use_read_committed(kit: Kit, database_server: Databases) -> None:
     query = {
         "postgresql": "SHOW transaction_isolation",
         "mariadb": "SELECT replace(lower(@@tx_isolation), '-', ' ')",
@@ -417,10 +415,10 @@ def _by_reading(connection: Connection, job_id: str) -> None:
 @pytest.mark.parametrize(
     "server", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("mariadb", marks=pytest.mark.mariadb)]
 )
-def test_a_worker_that_stands_still_within_a_transaction_keeps_no_reaper_from_its_job(
+def test_idle_transaction_of_a_worker_does_not_block_the_reaper(
     server: str, hold: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that lost its power tells its server nothing, and TCP alone notices after hours."""
+    """A host that lost power doesn't close its connections, and TCP alone notices only after hours."""
     databases = request.getfixturevalue(server)
     databases.ensure_running()
     monkeypatch.setattr("aijobs.db.engines.IDLE_TRANSACTION_S", 1)

@@ -1,4 +1,4 @@
-"""A database that answers and takes no writes: read-only, or full. The cause has a name, and its end is seen."""
+"""A database that answers but refuses writes, read-only or full: the cause is named, and recovery is noticed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_only_postgres(server: PostgresServer, name: str) -> Iterator[None]:
 
 @contextmanager
 def read_only_mariadb(server: MariaDbServer) -> Iterator[None]:
-    """What `--read-only` does, to a user without the right to write all the same."""
+    """Do what `--read-only` does; it affects only users without the right to write all the same."""
     with server.connect() as admin, admin.cursor() as cursor:
         cursor.execute("SET GLOBAL read_only = 1")
         try:
@@ -64,7 +64,7 @@ def kit(database_server: Databases, create_database: Callable[..., str]) -> Iter
 
 @contextmanager
 def read_only(server: Databases, kit: Kit) -> Iterator[None]:
-    """The kit's database takes no writes from new connections on."""
+    """Make the kit's database refuse writes on new connections."""
     name = str(kit.database.engine.url.database)
     if isinstance(server, PostgresServer):
         state = read_only_postgres(server, name)
@@ -78,7 +78,7 @@ def read_only(server: Databases, kit: Kit) -> Iterator[None]:
     kit.database.dispose()
 
 
-def test_a_read_only_database_is_named_and_its_end_is_seen(
+def test_read_only_database_is_named_and_its_recovery_noticed(
     database_server: Databases, kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db, "HOLD_S", 0.0)
@@ -95,14 +95,14 @@ def test_a_read_only_database_is_named_and_its_end_is_seen(
     kit.new_job()
 
 
-def test_a_process_that_wrote_nothing_yet_finds_out_by_a_small_write(database_server: Databases, kit: Kit) -> None:
+def test_process_without_writes_probes_with_a_small_write(database_server: Databases, kit: Kit) -> None:
     probe = probe_writes(kit.clock)
     with read_only(database_server, kit):
         assert Database(kit.database.engine).write_fault(probe) == "read_only"
     assert Database(kit.database.engine).write_fault(probe) is None
 
 
-def test_a_write_that_went_well_saves_the_probe(kit: Kit) -> None:
+def test_recent_successful_write_replaces_the_probe(kit: Kit) -> None:
     kit.new_job()
     with kit.statements() as seen:
         assert kit.database.write_fault(probe_writes(kit.clock)) is None
@@ -128,14 +128,14 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("cause", "original"), [(cause, one) for cause, errors in ERRORS.items() for one in errors])
-def test_a_drivers_error_has_a_cause_without_its_text(cause: str | None, original: Any) -> None:
+def test_cause_of_a_driver_error_does_not_quote_its_text(cause: str | None, original: Any) -> None:
     error: Any = SimpleNamespace(orig=original)
     found = cause_of(error)
     assert found == cause or (isinstance(original, ValueError) and found == "28")
     assert stops_writes(found) is (cause in ("disk_full", "read_only"))
 
 
-def test_a_lock_that_lasts_is_no_fault_of_writes(create_sqlite_database: Callable[..., str]) -> None:
+def test_lasting_lock_is_no_write_fault(create_sqlite_database: Callable[..., str]) -> None:
     url = create_sqlite_database(prepare_database)
     with open_kit(url) as kit, sqlite3.connect(str(kit.database.engine.url.database)) as other:
         event.listen(kit.database.engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=1"))
@@ -146,7 +146,7 @@ def test_a_lock_that_lasts_is_no_fault_of_writes(create_sqlite_database: Callabl
     other.close()
 
 
-def test_write_that_is_refused_for_another_cause_is_a_fault_too(create_sqlite_database: Callable[..., str]) -> None:
+def test_write_refused_for_another_cause_is_a_write_fault(create_sqlite_database: Callable[..., str]) -> None:
     with open_kit(create_sqlite_database(prepare_database)) as kit:
         for change in ("INSERT", "UPDATE"):
             with kit.database.transaction() as session:

@@ -1,4 +1,4 @@
-"""A monitor over each database, with a broker that says what a test wants."""
+"""Fixtures: a monitor over each database, with a scripted broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.scratch import open_database, scratch_database
 
 
 class ScriptedBroker:
-    """Depths and heartbeats as a test set them; None: away."""
+    """A broker with depths and heartbeats set by a test; with depth None it is unreachable."""
 
     def __init__(self) -> None:
         self.depth: int | None = 0
@@ -63,13 +63,13 @@ def broker() -> ScriptedBroker:
 
 @pytest.fixture
 def seconds() -> list[float]:
-    """The one number is what the providers' reads take for the time; a test sets another."""
+    """The monotonic time of the providers' reads; a test may change the one number."""
     return [1000.0]
 
 
 @pytest.fixture
 def providers(seconds: list[float]) -> ProviderReads:
-    """Providers `acme` (four calls at once, with a key) and `house` (no key needed), and the built-in file's."""
+    """Providers `acme` (limit of four calls, with a key), `house` (needs no key) and `bare` (no key)."""
     acme = _provider("acme", key="sk-never-shown", models=("acme-1", "acme-2"), max_concurrent_calls=4)
     house = _provider("house", needs_key=False)
     catalogue = Catalogue({"acme": acme, "house": house, "bare": _provider("bare")}, {}, {})
@@ -125,7 +125,7 @@ def _monitor(database: Database, broker: ScriptedBroker, providers: ProviderRead
 
 @pytest.fixture
 def statements(database: Database) -> Callable[[], Any]:
-    """`with statements() as seen:` the SQL that was sent inside."""
+    """`with statements() as seen:` collects the SQL statements of the block."""
 
     @contextmanager
     def recording() -> Iterator[list[str]]:
@@ -146,7 +146,7 @@ def statements(database: Database) -> Callable[[], Any]:
 
 @pytest.fixture
 def plans(sqlite_database: Database) -> Callable[[], Any]:
-    """`with plans() as seen:` how SQLite goes about what is asked inside, step by step."""
+    """`with plans() as seen:` collects SQLite's query plan steps of the block."""
 
     @contextmanager
     def recording() -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""`aijobs check` finds each kind of broken promise, and nothing where all is well."""
+"""`aijobs check` finds each kind of broken promise, and nothing in a sound database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.jobs import BEGIN, Kit, open_kit
 from tests.support.scratch import scratch_database
 
 AT_ONCE = Bounds(redrive=timedelta())
-"""What is missing is looked for again without waiting."""
+"""Missing messages and unsent events are checked again without waiting."""
 
 
 def check(kit: Kit, *, ask_broker: bool = True) -> Report:
@@ -39,7 +39,7 @@ def found(kit: Kit, *, ask_broker: bool = False) -> dict[str, tuple[str, ...]]:
 
 
 def between_looks(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> list[float]:
-    """Have `do` done in place of each wait for another look; how long the waits would be."""
+    """Run `do` instead of each wait between two checks; return the lengths of the waits."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -82,7 +82,7 @@ def usage_row(job_id: str, call_no: int, state: str = "done") -> object:
     )
 
 
-def test_every_life_that_a_job_can_lead_breaks_nothing(kit: Kit) -> None:
+def test_check_finds_nothing_in_jobs_of_every_state(kit: Kit) -> None:
     for state in ("queued", "running", "retrying", "cancel_requested", "succeeded", "failed", "cancelled"):
         kit.job_in(state)
     kit.job_in("cancelled_waiting")
@@ -122,7 +122,7 @@ def _neither_ended_nor_going(kit: Kit) -> str:
     return job_id
 
 
-def _end_untold(kit: Kit) -> str:
+def _no_end_event(kit: Kit) -> str:
     job_id, _ = kit.job_in("cancelled")
     run(kit, delete(OutboxEvent).where(OutboxEvent.event_type == "ai.job.cancelled"))
     return job_id
@@ -269,7 +269,7 @@ BREAKS = {
     "has an enqueue event but no row": _no_job,
     "changed after its end": _changed_after_end,
     "is neither ended nor going on": _neither_ended_nor_going,
-    "ended without its end event": _end_untold,
+    "ended without its end event": _no_end_event,
     "has history of two attempts mixed": _two_attempts_mixed,
     "was written to by another than the holder of the attempt": _zombie_wrote,
     "has another number of artifacts than its projection made": _artifact_too_many,
@@ -292,12 +292,12 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("what", BREAKS)
-def test_a_broken_promise_is_found_and_its_job_named(kit: Kit, what: str) -> None:
+def test_broken_promise_is_found_and_its_job_named(kit: Kit, what: str) -> None:
     job_id = BREAKS[what](kit)
     assert job_id in found(kit).get(what, ())
 
 
-def test_each_rule_is_shown_to_find_something_and_each_promise_has_a_rule() -> None:
+def test_each_rule_has_a_test_and_each_promise_a_rule() -> None:
     assert [rule.what for rule in RULES] == list(BREAKS)
     assert {rule.promise for rule in RULES} == set(PROMISES)
 
@@ -305,12 +305,10 @@ def test_each_rule_is_shown_to_find_something_and_each_promise_has_a_rule() -> N
 @pytest.mark.parametrize(
     "broken", [delete(OutboxEvent), update(OutboxEvent).values(status="dead")], ids=["gone", "dead"]
 )
-def test_a_job_that_nobody_asks_for_any_more_is_found_though_its_earlier_attempts_were_asked_for(
-    kit: Kit, broken: Any
-) -> None:
+def test_missing_enqueue_event_of_a_later_attempt_is_found(kit: Kit, broken: Any) -> None:
     stranded, _ = kit.job_in("retrying")
     well, _ = kit.job_in("retrying")
-    for job_id in (stranded, well):  # A third attempt is due, and two events went out.
+    for job_id in (stranded, well):  # A third attempt is due, and the events of the first two were published.
         kit.lifecycle.release(kit.lock(job_id))
     assert found(kit) == {}
     run(kit, broken.where(OutboxEvent.dedupe_key == enqueue_key(kit.job(stranded), 3)))
@@ -320,43 +318,43 @@ def test_a_job_that_nobody_asks_for_any_more_is_found_though_its_earlier_attempt
     assert found(kit, ask_broker=True) == {"waits, and nothing asks for its next attempt": (stranded,)}
 
 
-def test_a_job_whose_first_attempt_nobody_asks_for_is_found(kit: Kit) -> None:
+def test_dead_enqueue_event_of_the_first_attempt_is_found(kit: Kit) -> None:
     job_id, _ = kit.job_in("queued")
     run(kit, update(OutboxEvent).values(status="dead"))
     assert found(kit) == {"waits, and nothing asks for its next attempt": (job_id,)}
 
 
-def test_a_message_that_the_broker_lost_is_missed_only_where_nobody_sends_it_again(kit: Kit) -> None:
+def test_lost_message_is_a_finding_only_if_the_redrive_is_late(kit: Kit) -> None:
     job_id, _ = kit.job_in("queued")
     run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
     kit.advance(170)
-    assert found(kit, ask_broker=True) == {}, "the re-drive has its time"
+    assert found(kit, ask_broker=True) == {}, "the re-drive may still send it"
     kit.advance(60)
-    assert LOST_MESSAGE not in found(kit, ask_broker=True), "the message lies there: a healthy backlog"
+    assert LOST_MESSAGE not in found(kit, ask_broker=True), "the message is in the queue: a healthy backlog"
     kit.broker.lose_all()
     assert found(kit, ask_broker=True)[LOST_MESSAGE] == (job_id,)
     kit.pause(kit.job(job_id).queue_name)
-    assert found(kit, ask_broker=True) == {}, "a paused queue says so"
+    assert found(kit, ask_broker=True) == {}, "a paused queue is no finding"
 
 
-def test_a_message_popped_while_it_is_looked_for_is_no_finding(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_popped_during_the_check_is_no_finding(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, _ = kit.job_in("queued")
     run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
     kit.advance(600)
     kit.broker.lose_all()
     look = kit.broker.find_missing
 
-    def a_worker_takes_it_meanwhile(messages: Sequence[OutgoingMessage]) -> set[str]:
+    def lock_it_meanwhile(messages: Sequence[OutgoingMessage]) -> set[str]:
         missing = look(messages)
         if kit.job(job_id).lifecycle_status == "queued":
             kit.lock(job_id)
         return missing
 
-    monkeypatch.setattr(kit.broker, "find_missing", a_worker_takes_it_meanwhile)
+    monkeypatch.setattr(kit.broker, "find_missing", lock_it_meanwhile)
     assert LOST_MESSAGE not in found(kit, ask_broker=True)
 
 
-def test_a_long_backlog_is_looked_through_page_by_page(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_message_is_found_in_a_long_backlog(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [sqlite_kit.new_job().id for _ in range(12)]
     run(sqlite_kit, update(OutboxEvent).where(OutboxEvent.aggregate_id == ids[-1]).values(status="published"))
     monkeypatch.setattr("aijobs.monitor.check.PAGE", 2)
@@ -365,7 +363,7 @@ def test_a_long_backlog_is_looked_through_page_by_page(sqlite_kit: Kit, monkeypa
     assert found(sqlite_kit, ask_broker=True)[LOST_MESSAGE] == (ids[-1],)
 
 
-def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> None:
+def test_broker_outage_is_reported_and_hides_no_other_finding(kit: Kit) -> None:
     job_id = _cancelled_unasked(kit)
     kit.job_in("queued")
     run(kit, update(OutboxEvent).values(status="published", published_at=BEGIN))
@@ -378,9 +376,7 @@ def test_a_broker_that_is_away_is_said_and_hides_no_other_finding(kit: Kit) -> N
     assert report.rules == len(RULES) - 1
 
 
-def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_not_to_be_looked_for(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsent_events_during_a_broker_outage_are_left_out(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = between_looks(monkeypatch, lambda: None)
     kit.broker.away = True
     kit.new_job()
@@ -389,12 +385,10 @@ def test_events_that_wait_for_a_broker_that_is_away_are_no_finding_and_are_said_
     report = check(kit)
     assert (report.findings, report.broker) == ((), "away")
     assert report.left_out == (UNSENT.what, LOST_MESSAGE)
-    assert waits == [], "nobody is kept waiting for what can't be told"
+    assert waits == [], "the check doesn't wait for findings that it leaves out"
 
 
-def test_events_that_waited_for_a_broker_that_has_just_come_back_are_no_finding(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsent_events_right_after_a_broker_outage_are_no_finding(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.new_job()
     kit.advance(200)
     waits = between_looks(monkeypatch, dispatcher(kit).cycle)
@@ -403,7 +397,7 @@ def test_events_that_waited_for_a_broker_that_has_just_come_back_are_no_finding(
     assert len(waits) == 1
 
 
-def test_a_broker_that_goes_away_during_the_check_makes_no_finding_of_what_waits_for_it(
+def test_unsent_events_are_no_finding_if_the_broker_fails_during_the_check(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.new_job()
@@ -413,16 +407,14 @@ def test_a_broker_that_goes_away_during_the_check_makes_no_finding_of_what_waits
     assert (report.findings, report.broker) == ((), "away")
 
 
-def test_an_event_that_is_never_sent_is_found_while_the_broker_answers(kit: Kit) -> None:
+def test_event_that_is_never_sent_is_found_while_the_broker_works(kit: Kit) -> None:
     job_id = _never_sent(kit)
     report = check(kit)
     assert [(finding.what, finding.job_ids) for finding in report.findings] == [(UNSENT.what, (job_id,))]
     assert (report.broker, report.left_out, report.rules) == ("asked", (), len(RULES) + 1)
 
 
-def test_what_waited_in_a_queue_that_was_just_resumed_is_no_finding_while_it_is_worked_off(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shrinking_backlog_of_a_resumed_queue_is_no_finding(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [kit.new_job().id for _ in range(4)]
     kit.pause()
     kit.advance(3600)
@@ -437,10 +429,10 @@ def test_what_waited_in_a_queue_that_was_just_resumed_is_no_finding_while_it_is_
 
     waits = between_looks(monkeypatch, work_off_one)
     assert found(kit, ask_broker=True)[UNSENT.what] == (stuck,)
-    assert len(waits) == 4, "three that were worked off, and one more look that finds the same as before"
+    assert len(waits) == 4, "three dispatched events, and one more check with the same result"
 
 
-def test_a_backlog_that_shrinks_too_slowly_to_see_its_end_is_not_watched_for_ever(
+def test_number_of_repeated_checks_of_a_shrinking_backlog_is_limited(
     sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter(range(1000, 0, -1))
@@ -449,7 +441,7 @@ def test_a_backlog_that_shrinks_too_slowly_to_see_its_end_is_not_watched_for_eve
     assert check.run().findings[0].count == 1000 - MOST_LOOKS
 
 
-def test_more_than_fits_into_one_statement_is_looked_for_again_page_by_page(
+def test_repeated_check_covers_more_events_than_fit_into_one_statement(
     sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [sqlite_kit.new_job().id for _ in range(7)]
@@ -464,7 +456,7 @@ def test_more_than_fits_into_one_statement_is_looked_for_again_page_by_page(
     }
 
 
-def test_a_lease_that_the_reaper_rightly_leaves_is_no_finding_however_long_the_grace_is(
+def test_lease_within_the_grace_time_of_the_reaper_is_no_finding(
     sqlite: SqliteDatabases,
 ) -> None:
     with open_kit(scratch_database(sqlite), clock=ManualClock(BEGIN), lease_grace_s=600.0) as kit:
@@ -491,7 +483,7 @@ SLOW = {
     "redrive": {"undelivered", "redrive"},
     "dispatcher": {"undelivered", "redrive"},
 }
-"""Which bounds each setting stretches."""
+"""The bounds that each setting extends."""
 
 
 def settings(**values: float) -> Settings:
@@ -499,19 +491,19 @@ def settings(**values: float) -> Settings:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_what_is_slow_because_it_was_set_so_is_given_its_time(name: str) -> None:
+def test_longer_settings_extend_the_bounds_of_the_check(name: str) -> None:
     usual, slow = Bounds.from_settings(settings()), Bounds.from_settings(settings(**{f"{name}_s": 3600.0}))
     longer = {bound for bound in BOUNDS if getattr(slow, bound) > getattr(usual, bound)}
     assert longer == SLOW[name]
     assert all(getattr(slow, bound) > timedelta(hours=1) for bound in longer)
 
 
-def test_no_settings_make_the_check_less_patient_than_it_is_by_itself() -> None:
+def test_shorter_settings_never_shorten_the_bounds_of_the_check() -> None:
     hasty = Bounds.from_settings(settings(**{f"{name}_s": 0.01 for name in SLOW}))
     assert all(getattr(hasty, bound) >= getattr(Bounds(), bound) for bound in BOUNDS)
 
 
-def test_many_jobs_are_counted_and_the_first_few_named(kit: Kit) -> None:
+def test_finding_counts_all_jobs_and_names_the_first_few(kit: Kit) -> None:
     ids = {kit.job_in("cancelled")[0] for _ in range(5)}
     run(kit, update(AiJob).values(cancel_requested_at=None))
     (finding,) = Check(kit.database, kit.clock, None).run(show=2).findings

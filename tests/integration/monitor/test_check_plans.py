@@ -1,4 +1,4 @@
-"""`aijobs check` on very many jobs: indexes lead to what they can, and what has to be read is read once."""
+"""Query plans of `aijobs check`: it uses indexes, and scans no table twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READS = {
     "has a history that begins otherwise than with its creation": ("ai_job_events",),
     "stands otherwise than its history says": ("ai_jobs",),
 }
-"""The one table that each rule reads whole, because no index leads to what breaks it."""
+"""Tables that each rule must scan, because no index finds what it looks for."""
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def database(create_sqlite_database: Callable[..., str]) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.what)
-def test_a_rule_reads_no_table_whole_to_which_an_index_leads(database: Database, rule: Rule) -> None:
+def test_rule_scans_no_table_that_has_a_suitable_index(database: Database, rule: Rule) -> None:
     assert find_scans(database, rule) == READS[rule.what]
 
 
-def test_a_scan_within_a_scan_would_be_seen(database: Database) -> None:
+def test_nested_scan_is_detected(database: Database) -> None:
     cross = select(AiJob.id).where(AiJob.progress == 1, AiJobArtifact.ordinal == 2)
     assert find_scans(database, Rule(1, "everything with everything", lambda clock, bounds: cross)) == (
         "ai_job_artifacts",
@@ -65,7 +65,7 @@ def test_a_scan_within_a_scan_would_be_seen(database: Database) -> None:
     )
 
 
-def test_the_jobs_that_speed_is_measured_on_are_sound_and_many(database: Database) -> None:
+def test_seeded_jobs_of_the_benchmark_are_sound(database: Database) -> None:
     seed(database, 200)
     report = Check(database, DatabaseClock(), None).run()
     assert (report.findings, report.jobs) == ((), 200)
@@ -82,7 +82,7 @@ def test_the_jobs_that_speed_is_measured_on_are_sound_and_many(database: Databas
     assert finding.count == 190
 
 
-def test_copies_are_as_sound_as_what_they_are_copied_from(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_jobs_of_the_benchmark_are_sound(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.many_jobs.TEMPLATE", 100)
     seed(database, 300)
     report = Check(database, DatabaseClock(), None).run()

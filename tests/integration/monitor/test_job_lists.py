@@ -1,4 +1,4 @@
-"""Lists of jobs on each database: complete, exact, and cheap."""
+"""Lists of jobs on each database: complete, exact and cheap."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.rows import (
 
 
 def walk(monitor: Monitor, wanted: JobFilter, limit: int) -> list[str]:
-    """The ids of all pages."""
+    """Return the ids of all pages."""
     found: list[str] = []
     cursor = None
     while True:
@@ -42,7 +42,7 @@ def walk(monitor: Monitor, wanted: JobFilter, limit: int) -> list[str]:
         cursor = page.next_cursor
 
 
-def test_pages_show_each_job_once_in_order_though_many_were_created_at_once(
+def test_pages_show_each_job_once_in_order_if_many_have_the_same_creation_time(
     database: Database, monitor: Monitor
 ) -> None:
     jobs = [build_job(created_at=BEGIN + timedelta(milliseconds=5 * (n // 40))) for n in range(120)]
@@ -52,14 +52,14 @@ def test_pages_show_each_job_once_in_order_though_many_were_created_at_once(
     assert walk(monitor, JobFilter(), 100) == expected
 
 
-def test_a_last_page_that_is_full_has_none_behind_it(database: Database, monitor: Monitor) -> None:
+def test_full_last_page_has_no_next_page(database: Database, monitor: Monitor) -> None:
     add(database, *(build_job() for _ in range(4)))
     page = monitor.list_jobs(JobFilter(), limit=2)
     assert len(monitor.list_jobs(JobFilter(), page.next_cursor, 2).items) == 2
     assert monitor.list_jobs(JobFilter(), page.next_cursor, 2).next_cursor is None
 
 
-def test_jobs_that_come_while_one_pages_push_nothing(database: Database, monitor: Monitor) -> None:
+def test_jobs_created_during_paging_do_not_shift_pages(database: Database, monitor: Monitor) -> None:
     jobs = [build_job() for _ in range(6)]
     add(database, *jobs)
     page = monitor.list_jobs(JobFilter(), limit=3)
@@ -69,7 +69,7 @@ def test_jobs_that_come_while_one_pages_push_nothing(database: Database, monitor
     assert {job.id for job in (*page.items, *rest.items)} == {job.id for job in jobs}
 
 
-def test_each_filter_lets_through_what_it_names_and_nothing_else(database: Database, monitor: Monitor) -> None:
+def test_each_filter_returns_matching_jobs_only(database: Database, monitor: Monitor) -> None:
     plain = build_job()
     others = {
         "job_type": build_job(job_type="other_type"),
@@ -114,7 +114,7 @@ def test_each_filter_lets_through_what_it_names_and_nothing_else(database: Datab
         ("zzz", set()),
     ],
 )
-def test_a_beginning_is_exact_in_case_accent_and_sign(
+def test_prefix_search_is_exact_in_case_accent_and_wildcard(
     database: Database, monitor: Monitor, start: str, found: set[str]
 ) -> None:
     users = ["Abc", "abd", "a%x", "a_y", "éa", "ea", "学生", "学", "学" * 85, "\U0010ffffz", "a\\b", "'; --"]
@@ -135,14 +135,14 @@ def test_ids_and_users_are_matched_exactly(database: Database, monitor: Monitor)
     assert found.job.queued_at == BEGIN + timedelta(seconds=2)
 
 
-def test_a_filter_of_ones_own_jobs_never_names_another_user(database: Database, monitor: Monitor) -> None:
+def test_filter_of_own_jobs_cannot_select_another_user(database: Database, monitor: Monitor) -> None:
     add(database, build_job(user_id="u2"))
     assert monitor.list_own_jobs("u1", JobFilter(user_id="u2")).items == ()
 
 
-def test_a_chain_is_judged_by_its_newest_job(database: Database, monitor: Monitor) -> None:
+def test_chain_is_judged_by_its_newest_job(database: Database, monitor: Monitor) -> None:
     first = build_job(**ended("failed"))
-    # The second was made on a host whose clock is behind: the references decide, not the times.
+    # The second was created on a host whose clock is behind: references decide, not times.
     second = build_job(
         parent_job_id=first.id, root_id=first.id, created_at=BEGIN - timedelta(hours=1), **ended("failed")
     )
@@ -158,9 +158,7 @@ def test_a_chain_is_judged_by_its_newest_job(database: Database, monitor: Monito
     assert [link.id for link in links] == [first.id, second.id, third.id]
 
 
-def test_counts_stop_where_they_stop_being_worth_it(
-    database: Database, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_stop_at_the_cap(database: Database, monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "CAP", 3)
     add(database, *(build_job() for _ in range(5)), build_job(**held()), build_job(user_id="u2"))
     counts = monitor.count_jobs(JobFilter(user_id="u1", lifecycle_status="failed"))
@@ -178,7 +176,7 @@ def test_counts_stop_where_they_stop_being_worth_it(
 PAYLOADS = ("validated_output", "internal_error_message", "content,", "content ", "payload", "answer_faults")
 
 
-def test_no_list_reads_a_payload_counts_bare_or_skips_rows(
+def test_lists_read_no_payload_and_use_no_offset_or_unlimited_count(
     database: Database, monitor: Monitor, statements: Callable[[], Any]
 ) -> None:
     jobs = [build_job(**ended("succeeded", artifact_count=1)) for _ in range(3)]
@@ -206,7 +204,7 @@ def test_no_list_reads_a_payload_counts_bare_or_skips_rows(
             ask()
         assert 1 <= len(seen) <= 8, seen
         for statement in seen:
-            # SQLAlchemy writes every LIMIT of SQLite with an OFFSET, of 0.
+            # On SQLite, SQLAlchemy writes every LIMIT with OFFSET 0.
             text = statement.lower().replace("limit ? offset ?", "limit ?")
             assert not [word for word in PAYLOADS if word in text], statement
             assert "offset" not in text
@@ -214,7 +212,7 @@ def test_no_list_reads_a_payload_counts_bare_or_skips_rows(
             assert "count(*)" not in text or "limit" in text or "group by" in text, statement
 
 
-def test_somebody_elses_job_costs_the_same_statements_as_no_job(
+def test_another_users_job_takes_the_same_statements_as_an_unknown_job(
     database: Database, monitor: Monitor, statements: Callable[[], Any]
 ) -> None:
     job = build_job(user_id="u2")
@@ -228,7 +226,7 @@ def test_somebody_elses_job_costs_the_same_statements_as_no_job(
     assert len(asked[0]) == 1
 
 
-def test_content_is_read_by_revealing_alone(database: Database, monitor: Monitor) -> None:
+def test_content_is_read_by_reveal_only(database: Database, monitor: Monitor) -> None:
     job = build_job(**ended("failed", internal_error_message="stack", validated_output={"a": [1, None, "é"]}))
     add(database, job, build_snapshot(job, {"text": "note"}))
     assert monitor.get_detail(job.id).internal_error_message is None
@@ -243,7 +241,7 @@ def test_content_is_read_by_revealing_alone(database: Database, monitor: Monitor
             assert refused.value.code == "JOB_NOT_FOUND"
 
 
-def test_a_cursor_that_was_made_up_is_refused(monitor: Monitor) -> None:
+def test_invalid_cursor_is_refused(monitor: Monitor) -> None:
     for ask in (lambda c: monitor.list_jobs(JobFilter(), c), lambda c: monitor.list_outbox(cursor=c)):
         with pytest.raises(InputInvalid):
             ask("AAAA")

@@ -32,7 +32,7 @@ def presence(**changes: Any) -> WorkerPresence:
     return WorkerPresence(**{**values, **changes})
 
 
-def test_a_queue_tells_waiting_from_running_from_retrying(database: Database, monitor: Monitor, broker: Any) -> None:
+def test_queue_status_counts_queued_active_and_retrying_jobs(database: Database, monitor: Monitor, broker: Any) -> None:
     waits = {"lifecycle_status": "running", "attempt_no": 1, "started_at": BEGIN}
     old = utc_now() - timedelta(hours=2)
     add(
@@ -52,7 +52,7 @@ def test_a_queue_tells_waiting_from_running_from_retrying(database: Database, mo
     assert (interactive.queued.value, interactive.active.value, interactive.retrying.value) == (2, 2, 1)
     assert (background.queued.value, background.active.value, background.retrying.value) == (0, 1, 0)
     assert interactive.broker_depth == 4
-    assert (interactive.workers, background.workers) == (2, 0), "one that is late counts for nobody's work"
+    assert (interactive.workers, background.workers) == (2, 0), "a late worker isn't counted"
     assert interactive.oldest_age_s == pytest.approx(7200, abs=60)
     assert (background.oldest_queued_at, background.oldest_age_s) == (None, None)
     assert interactive.paused is None
@@ -60,9 +60,7 @@ def test_a_queue_tells_waiting_from_running_from_retrying(database: Database, mo
     assert (background.paused.reason, background.paused.at) == ("full", BEGIN)
 
 
-def test_a_broker_that_is_away_hides_only_what_it_alone_knows(
-    database: Database, monitor: Monitor, broker: Any
-) -> None:
+def test_broker_outage_hides_only_broker_numbers(database: Database, monitor: Monitor, broker: Any) -> None:
     add(database, build_job(**held()))
     broker.depth = None
     status = monitor.queue_statuses()[0]
@@ -72,22 +70,20 @@ def test_a_broker_that_is_away_hides_only_what_it_alone_knows(
     assert [worker.state for worker in workers.workers] == ["unknown"]
 
 
-def test_a_worker_that_holds_jobs_without_a_sign_of_life_is_lost(
-    database: Database, monitor: Monitor, broker: Any
-) -> None:
+def test_worker_with_jobs_but_without_a_heartbeat_is_lost(database: Database, monitor: Monitor, broker: Any) -> None:
     mine, theirs = build_job(**held()), build_job(**held(locked_by="other~boot~1~9~5~cd/t"))
     add(database, mine, theirs, build_job())
     broker.beats = [presence(), presence(instance_id="late", age_s=31.0)]
     live, late, lost = monitor.workers().workers
     assert (live.state, late.state, lost.state) == ("live", "late", "lost")
-    assert (late.active_job_count, late.active_job_ids) == (0, ()), "what it said of itself is no longer true"
+    assert (late.active_job_count, late.active_job_ids) == (0, ()), "an old heartbeat says nothing about jobs"
     assert [job.id for job in live.holds] == [mine.id]
     assert (lost.host, lost.pid, lost.active_job_ids) == ("other", 9, (theirs.id,))
     assert live.started_at == "2026-03-01T08:00:00.000Z"
     assert [(row.slots, row.policy_slots) for row in (live, lost)] == [(4, 2), (None, 2)]
 
 
-def test_the_outbox_says_what_waits_what_is_dead_and_what_nobody_knew(database: Database, monitor: Monitor) -> None:
+def test_outbox_status_shows_pending_dead_and_unknown_events(database: Database, monitor: Monitor) -> None:
     job = build_job()
     due = utc_now() - timedelta(minutes=5)
     pending = build_event(job, status="pending", published_at=None, available_at=due)
@@ -112,7 +108,7 @@ def test_the_outbox_says_what_waits_what_is_dead_and_what_nobody_knew(database: 
         monitor.get_event(new_id())
 
 
-def test_an_outbox_that_waits_for_nothing_has_no_lag(database: Database, monitor: Monitor) -> None:
+def test_outbox_without_due_events_has_no_lag(database: Database, monitor: Monitor) -> None:
     job = build_job()
     later = build_event(job, status="pending", published_at=None, available_at=utc_now() + timedelta(hours=1))
     add(database, job, later)

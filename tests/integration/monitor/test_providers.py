@@ -1,4 +1,4 @@
-"""What operators see of AI providers, on each database: states, keys as yes or no, sums that take nothing for free."""
+"""AI providers as operators see them, on each database: breakers, keys as yes or no, and exact sums."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.support.rows import add, build_call, build_job
 
 
 def call(job: Any, number: int, **changes: Any) -> Any:
-    """A call that was answered this moment."""
+    """Return a call that ended just now."""
     values = {"call_no": number, "provider": "acme", "model": "acme-1", "started_at": utc_now()}
     return build_call(job, **{**values, **changes})
 
 
-def test_each_provider_tells_its_key_as_yes_or_no_and_never_the_key(monitor: Monitor) -> None:
+def test_provider_shows_whether_it_has_a_key_but_not_the_key(monitor: Monitor) -> None:
     found = monitor.providers()
-    told = [(row.name, row.host, row.key, row.limit, row.in_flight) for row in found.providers]
-    assert told == [
+    rows = [(row.name, row.host, row.key, row.limit, row.in_flight) for row in found.providers]
+    assert rows == [
         ("acme", "api.acme.test", "yes", 4, 0),
         ("house", "api.house.test", "not_needed", None, 0),
         ("bare", "api.bare.test", "no", None, 0),
@@ -44,7 +44,7 @@ def test_each_provider_tells_its_key_as_yes_or_no_and_never_the_key(monitor: Mon
     assert "sk-never-shown" not in repr(found)
 
 
-def test_todays_calls_are_summed_by_model_and_currencies_and_missing_prices_stay_apart(
+def test_todays_calls_are_summed_by_model_and_currency_with_unpriced_calls_apart(
     database: Database, monitor: Monitor
 ) -> None:
     job = build_job()
@@ -74,11 +74,11 @@ def test_todays_calls_are_summed_by_model_and_currencies_and_missing_prices_stay
     assert (gone.name, gone.host, gone.key, gone.in_flight) == ("gone", None, "no", 0)
 
 
-def test_a_model_that_was_not_called_has_no_median_and_no_cost(monitor: Monitor) -> None:
+def test_model_without_calls_has_no_median_and_no_cost(monitor: Monitor) -> None:
     assert monitor.providers().providers[0].models[1].today == CallSums()
 
 
-def test_calls_under_way_are_counted_by_slots_where_there_is_a_limit_and_by_the_ledger_else(
+def test_running_calls_are_counted_by_slots_if_limited_and_otherwise_by_usage_rows(
     database: Database, monitor: Monitor, providers: ProviderReads
 ) -> None:
     job = build_job()
@@ -95,7 +95,7 @@ def test_calls_under_way_are_counted_by_slots_where_there_is_a_limit_and_by_the_
     assert (house.in_flight, house.limit) == (1, None)
 
 
-def test_the_platforms_breaker_is_shown_and_no_users(monitor: Monitor, providers: ProviderReads) -> None:
+def test_breaker_of_the_platform_is_shown_and_none_of_users(monitor: Monitor, providers: ProviderReads) -> None:
     providers.breaker.failed("acme.platform", exhausted=True)
     providers.breaker.failed("house.cred-1", exhausted=True)
     acme, house, _ = monitor.providers().providers
@@ -108,7 +108,7 @@ def test_the_platforms_breaker_is_shown_and_no_users(monitor: Monitor, providers
     assert refused.value.code == "NOT_FOUND"
 
 
-def test_the_page_takes_three_statements_and_for_some_seconds_no_more_however_many_look(
+def test_provider_sums_take_three_statements_and_are_cached_for_seconds(
     database: Database, monitor: Monitor, providers: ProviderReads, seconds: list[float], statements: Any
 ) -> None:
     with statements() as seen:
@@ -123,13 +123,13 @@ def test_the_page_takes_three_statements_and_for_some_seconds_no_more_however_ma
         again = monitor.providers()
         assert seen == []
         assert again.read_at == first.read_at
-        assert (again.providers[0].breaker.word, again.providers[0].in_flight) == ("open", 1), "Redis is asked anew"
+        assert (again.providers[0].breaker.word, again.providers[0].in_flight) == ("open", 1), "Redis is read each time"
         seconds[0] += SUMS_S
         assert monitor.providers().providers[0].models[0].today.calls == 1
         assert len(seen) == 3
 
 
-def test_redis_is_asked_while_no_session_is_open(
+def test_redis_is_read_while_no_database_session_is_open(
     database: Database, monitor: Monitor, providers: ProviderReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, held = database.engine.pool, []
@@ -141,7 +141,7 @@ def test_redis_is_asked_while_no_session_is_open(
     assert held == [0, 0]
 
 
-def test_sums_that_could_not_be_read_are_asked_for_again_at_once(
+def test_failed_provider_sums_are_read_again_at_once(
     sqlite_database: Database, sqlite_monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as away:
@@ -151,7 +151,7 @@ def test_sums_that_could_not_be_read_are_asked_for_again_at_once(
     assert sqlite_monitor.providers().providers
 
 
-def test_a_job_on_a_users_own_key_waits_for_the_breaker_of_that_key_alone(providers: ProviderReads) -> None:
+def test_job_on_a_users_own_key_waits_only_for_the_breaker_of_that_key(providers: ProviderReads) -> None:
     router = ModelRouter({"default": (Route("acme", "acme-1"),)}, "default", {USER_DEEPSEEK_KEY: (Route("acme", "m"),)})
     reads = ProviderReads(DatabaseClock(), Catalogue({}, {}, {}), providers.breaker, providers.slots, router)
     providers.breaker.failed(scope_of("acme", "mine"), exhausted=True)

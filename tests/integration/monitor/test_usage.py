@@ -1,4 +1,4 @@
-"""What calls used and cost, on each database: exact, by UTC day, with nothing taken for free, and cheap."""
+"""Usage and cost of calls, on each database: exact, by UTC day, unpriced calls apart, and cheap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNPRICED = {"cost_micros": None, "currency": None}
 EVER = UsageFilter()
 
 
-def test_each_number_of_a_total_is_what_its_name_says(database: Database, monitor: Monitor) -> None:
+def test_usage_total_has_correct_numbers(database: Database, monitor: Monitor) -> None:
     job = build_job()
     add(
         database,
@@ -49,7 +49,7 @@ def test_each_number_of_a_total_is_what_its_name_says(database: Database, monito
     )
 
 
-def test_no_number_is_ever_a_float_or_a_decimal(database: Database, monitor: Monitor) -> None:
+def test_usage_numbers_are_integers(database: Database, monitor: Monitor) -> None:
     job = build_job()
     add(database, job, *(build_call(job, call_no=n, cost_micros=1) for n in range(1, 4)))
     found = monitor.usage(EVER)
@@ -59,7 +59,7 @@ def test_no_number_is_ever_a_float_or_a_decimal(database: Database, monitor: Mon
         assert total.costs == (CallCost("USD", 3),)
 
 
-def test_what_has_no_price_costs_nothing_known_rather_than_nothing(database: Database, monitor: Monitor) -> None:
+def test_unpriced_calls_have_no_cost_instead_of_zero(database: Database, monitor: Monitor) -> None:
     job = build_job()
     add(database, job, build_call(job, **UNPRICED), build_call(job, call_no=2, **UNPRICED))
     total = monitor.usage(EVER).total
@@ -67,7 +67,7 @@ def test_what_has_no_price_costs_nothing_known_rather_than_nothing(database: Dat
     assert monitor.usage(UsageFilter(user_id="nobody")).total == UsageTotal()
 
 
-def test_a_day_is_a_utc_day_to_the_millisecond(database: Database, monitor: Monitor) -> None:
+def test_usage_days_are_utc_days_to_the_millisecond(database: Database, monitor: Monitor) -> None:
     job = build_job()
     instants = [MIDNIGHT - timedelta(milliseconds=1), MIDNIGHT, MIDNIGHT + timedelta(hours=23, minutes=59)]
     instants.append(MIDNIGHT + timedelta(days=1))
@@ -79,7 +79,7 @@ def test_a_day_is_a_utc_day_to_the_millisecond(database: Database, monitor: Moni
     assert one.total.calls == 2
 
 
-def test_calls_are_told_apart_by_whatever_is_asked(database: Database, monitor: Monitor) -> None:
+def test_usage_is_grouped_and_filtered(database: Database, monitor: Monitor) -> None:
     mine, theirs = build_job(), build_job(user_id="U1", job_type="other_type")
     add(
         database,
@@ -91,23 +91,23 @@ def test_calls_are_told_apart_by_whatever_is_asked(database: Database, monitor: 
         build_call(theirs, call_no=2, provider="acme", model="n", **UNPRICED),
     )
 
-    def told(group_by: str, **narrower: Any) -> list[Any]:
+    def calls_by(group_by: str, **narrower: Any) -> list[Any]:
         found = monitor.usage(UsageFilter(group_by=group_by, **narrower))
         assert not found.more
         assert found.total.calls == sum(group.total.calls for group in found.groups)
         names = list(GROUPS[group_by])
         return [(*(getattr(group, name) for name in names), group.total.calls) for group in found.groups]
 
-    assert told("user") == [("U1", 2), ("u1", 2)]
-    assert told("jobType") == [("other_type", 2), ("synthetic", 2)]
-    assert told("provider") == [("acme", 3), ("local", 1)]
-    assert told("model") == [("acme", "n", 2), ("acme", "m", 1), ("local", "m", 1)]
-    assert told("model", user_id="u1") == [("acme", "m", 1), ("local", "m", 1)]
-    assert told("day", job_type="other_type") == [("2026-03-01", 2)]
+    assert calls_by("user") == [("U1", 2), ("u1", 2)]
+    assert calls_by("jobType") == [("other_type", 2), ("synthetic", 2)]
+    assert calls_by("provider") == [("acme", 3), ("local", 1)]
+    assert calls_by("model") == [("acme", "n", 2), ("acme", "m", 1), ("local", "m", 1)]
+    assert calls_by("model", user_id="u1") == [("acme", "m", 1), ("local", "m", 1)]
+    assert calls_by("day", job_type="other_type") == [("2026-03-01", 2)]
 
 
 @pytest.mark.parametrize("group_by", ["user", "model"])
-def test_beyond_so_many_groups_the_costliest_are_shown_and_the_total_counts_all(
+def test_costliest_groups_are_shown_and_the_total_counts_all(
     database: Database, monitor: Monitor, monkeypatch: pytest.MonkeyPatch, group_by: str
 ) -> None:
     monkeypatch.setattr(usage, "MOST_GROUPS", 2)
@@ -121,7 +121,7 @@ def test_beyond_so_many_groups_the_costliest_are_shown_and_the_total_counts_all(
     assert found.total.costs == (CallCost("CNY", 1), CallCost("USD", 6))
 
 
-def test_a_job_has_its_own_total_and_that_of_its_whole_chain(database: Database, monitor: Monitor) -> None:
+def test_job_has_its_own_total_and_that_of_its_chain(database: Database, monitor: Monitor) -> None:
     first = build_job(**ended("failed"))
     second = build_job(parent_job_id=first.id, root_id=first.id, **ended("failed"))
     third = build_job(parent_job_id=second.id, root_id=first.id)
@@ -170,7 +170,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("ask", SUMS)
-def test_no_sum_goes_through_the_whole_table(
+def test_usage_sums_scan_no_table(
     sqlite_database: Database, sqlite_monitor: Monitor, plans: Callable[[], Any], ask: str
 ) -> None:
     job = build_job()

@@ -1,4 +1,4 @@
-"""Sessions of operators on each database: they end by themselves, and what ended stays ended."""
+"""Sessions of operators on each database: they expire, and an ended session stays ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY = 24 * HOUR
 
 
 class Staff:
-    """Operators of a database, and what happens to their sessions."""
+    """Operators of a database and their sessions."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
@@ -83,7 +83,7 @@ def test_session_ends_12_hours_after_its_last_use(staff: Staff) -> None:
     assert staff.listed() == []
 
 
-def test_session_ends_7_days_after_its_sign_in_however_much_it_is_used(staff: Staff) -> None:
+def test_session_ends_7_days_after_its_sign_in_in_spite_of_use(staff: Staff) -> None:
     key = staff.begin(staff.hire("ann"))
     for _ in range(27):
         staff.kit.advance(6 * HOUR)
@@ -111,7 +111,7 @@ def test_last_use_is_written_at_most_once_a_minute(staff: Staff) -> None:
     assert seen == [False, False, True]
 
 
-def test_session_is_judged_by_the_clock_of_the_database(live_kit: Kit) -> None:
+def test_session_expires_by_the_clock_of_the_database(live_kit: Kit) -> None:
     staff = Staff(live_kit)
     ann = staff.hire("ann")
     keys = {name: staff.begin(ann, name) for name in ("fresh", "idle", "expired")}
@@ -157,7 +157,7 @@ def test_disabling_and_a_new_password_revoke_every_session_of_the_operator_and_n
 
 
 @pytest.mark.parametrize("change", ["disable", "password"])
-def test_sign_in_that_began_before_such_a_change_gets_no_session(staff: Staff, change: str) -> None:
+def test_sign_in_that_began_before_a_revocation_gets_no_session(staff: Staff, change: str) -> None:
     read_before = staff.hire("ann")
     if change == "disable":
         staff.write(operators.set_active, "ann", False)
@@ -167,7 +167,7 @@ def test_sign_in_that_began_before_such_a_change_gets_no_session(staff: Staff, c
     assert staff.kit.rows("operator_sessions") == []
 
 
-def test_sign_in_at_the_moment_of_a_new_password_leaves_no_session_behind(live_kit: Kit) -> None:
+def test_sign_in_concurrent_with_a_new_password_leaves_no_session(live_kit: Kit) -> None:
     staff = Staff(live_kit)
     for number in range(5):
         ann = staff.hire(f"ann-{number}")
@@ -178,7 +178,7 @@ def test_sign_in_at_the_moment_of_a_new_password_leaves_no_session_behind(live_k
         assert key is None or staff.ended(key) is Ended.REVOKED
 
 
-def test_revocation_by_two_at_once_has_one_audit_row(live_kit: Kit) -> None:
+def test_concurrent_revocations_write_one_audit_row(live_kit: Kit) -> None:
     staff = Staff(live_kit)
     ann = staff.hire("ann")
     keys = [staff.begin(ann) for _ in range(3)]
@@ -189,9 +189,7 @@ def test_revocation_by_two_at_once_has_one_audit_row(live_kit: Kit) -> None:
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_session_that_only_the_web_processes_settings_keep_alive_is_listed_and_revoked(
-    staff: Staff, every: bool
-) -> None:
+def test_session_within_longer_settings_of_a_web_process_is_listed_and_revoked(staff: Staff, every: bool) -> None:
     key = staff.begin(staff.hire("ann"))
     staff.kit.advance(13 * HOUR)
     web = OperatorSessions(staff.kit.database, SessionRules(Settings(session_idle_hours=24), staff.kit.clock))
@@ -208,7 +206,7 @@ def test_session_that_only_the_web_processes_settings_keep_alive_is_listed_and_r
     assert staff.audit() == [("operator.revoke_session", "ann")]
 
 
-def test_sessions_are_listed_with_the_one_used_last_first(staff: Staff) -> None:
+def test_sessions_are_listed_by_last_use(staff: Staff) -> None:
     ann, bob = staff.hire("ann"), staff.hire("bob")
     first = staff.begin(ann, "first")
     staff.kit.advance(60)
@@ -220,7 +218,7 @@ def test_sessions_are_listed_with_the_one_used_last_first(staff: Staff) -> None:
     assert staff.listed() == ["first", "second"]
 
 
-def test_rows_of_old_sessions_are_deleted_in_batches_a_day_after_they_can_be_good(staff: Staff) -> None:
+def test_expired_sessions_are_deleted_in_batches_after_a_day(staff: Staff) -> None:
     ann = staff.hire("ann")
     for _ in range(25):
         staff.begin(ann)
@@ -242,14 +240,14 @@ def test_rows_of_old_sessions_are_deleted_in_batches_a_day_after_they_can_be_goo
     assert retention.run().sessions == 0
 
 
-def test_operator_who_is_deleted_takes_the_sessions_along(staff: Staff) -> None:
+def test_deletion_of_an_operator_deletes_their_sessions(staff: Staff) -> None:
     key = staff.begin(staff.hire("ann"))
     with staff.kit.database.transaction() as session:
         session.delete(operators.get_operator(session, "ann"))
     assert staff.sessions.find(key) is None
 
 
-def test_last_use_that_cannot_be_written_refuses_nobody(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_of_the_last_use_refuses_nobody(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     staff = Staff(sqlite_kit)
     key = staff.begin(staff.hire("ann"))
     found = staff.sessions.find(key)

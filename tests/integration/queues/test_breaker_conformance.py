@@ -1,4 +1,4 @@
-"""What every store of circuit breakers and call slots does: the doubles in memory obey the same rules as Redis."""
+"""Rules for every store of breakers and call slots; the in-memory doubles obey the same rules as Redis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass
 class Case:
-    """A store and slots, and the hands that a test needs around them."""
+    """A store, call slots, and controls for the test."""
 
     store: BreakerStore
     slots: CallSlots
@@ -71,7 +71,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
 
 
 def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
-    """What `count` threads got that began in the same moment."""
+    """Run `act` in `count` threads at the same moment and return the results."""
     gate, got = threading.Barrier(count), [None] * count
 
     def run(place: int) -> None:
@@ -89,7 +89,7 @@ def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
 # --- the store --------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_written_only_over_the_one_that_was_seen(case: Case) -> None:
+def test_swap_writes_only_over_the_expected_text(case: Case) -> None:
     assert case.store.read([SCOPE, OTHER])[1] == [None, None]
     assert case.store.swap(SCOPE, None, "first", MINUTE)
     assert not case.store.swap(SCOPE, None, "second", MINUTE)
@@ -102,7 +102,7 @@ def test_a_text_is_written_only_over_the_one_that_was_seen(case: Case) -> None:
     assert case.store.read([SCOPE])[1] == [None]
 
 
-def test_a_text_is_forgotten_in_its_time_and_the_clock_goes_on(case: Case) -> None:
+def test_text_expires_after_its_lifetime(case: Case) -> None:
     before, _ = case.store.read([SCOPE])
     case.store.swap(SCOPE, None, "short", timedelta(milliseconds=50))
     case.pass_time(0.1)
@@ -112,14 +112,14 @@ def test_a_text_is_forgotten_in_its_time_and_the_clock_goes_on(case: Case) -> No
     assert case.store.swap(SCOPE, None, "again", MINUTE)
 
 
-def test_of_many_who_saw_the_same_text_one_writes(case: Case) -> None:
+def test_one_of_many_concurrent_swaps_succeeds(case: Case) -> None:
     case.store.swap(SCOPE, None, "seen", MINUTE)
     wrote = at_once(20, lambda place: case.store.swap(SCOPE, "seen", f"by {place}", MINUTE))
     assert wrote.count(True) == 1
     assert case.store.read([SCOPE])[1] == [f"by {wrote.index(True)}"]
 
 
-def test_a_store_that_is_away_says_so_and_the_breaker_counts_as_closed(case: Case) -> None:
+def test_breaker_counts_as_closed_during_a_store_outage(case: Case) -> None:
     breaker = CircuitBreaker(case.store, failures=1, open_s=30)
     breaker.failed(SCOPE)
     assert breaker.admit(SCOPE) is not None
@@ -142,7 +142,7 @@ def test_a_store_that_is_away_says_so_and_the_breaker_counts_as_closed(case: Cas
 # --- the breaker over it ----------------------------------------------------------------------------------
 
 
-def test_of_forty_who_ask_in_the_moment_the_time_is_over_one_makes_the_probe(case: Case) -> None:
+def test_one_of_forty_concurrent_callers_makes_the_probe(case: Case) -> None:
     breakers = [CircuitBreaker(case.store, failures=1, open_s=0.05) for _ in range(40)]
     breakers[0].failed(SCOPE)
     case.pass_time(0.06)
@@ -151,7 +151,7 @@ def test_of_forty_who_ask_in_the_moment_the_time_is_over_one_makes_the_probe(cas
     assert all(wait > timedelta() for wait in waits if wait is not None)
 
 
-def test_failures_of_many_processes_are_added_up(case: Case) -> None:
+def test_failures_of_many_processes_are_added(case: Case) -> None:
     breakers = [CircuitBreaker(case.store, failures=5, open_s=30) for _ in range(5)]
     at_once(5, lambda place: breakers[place].failed(SCOPE, code="PROVIDER_TIMEOUT"))
     (state,) = breakers[0].states([SCOPE])
@@ -161,7 +161,7 @@ def test_failures_of_many_processes_are_added_up(case: Case) -> None:
 # --- slots ------------------------------------------------------------------------------------------------
 
 
-def test_there_are_as_many_slots_as_the_limit_says_and_each_comes_back_once(case: Case) -> None:
+def test_slots_are_limited_and_each_is_released_once(case: Case) -> None:
     tokens = [case.slots.take("deepseek", 3, 60) for _ in range(3)]
     assert len(set(tokens)) == 3
     assert case.slots.take("deepseek", 3, 60) is None
@@ -181,7 +181,7 @@ def test_no_limit_takes_no_slot(case: Case) -> None:
     case.slots.release("deepseek", UNLIMITED)
 
 
-def test_the_slot_of_a_dead_worker_comes_back_and_its_ghost_frees_nobody_elses(case: Case) -> None:
+def test_expired_slot_is_free_and_its_late_release_changes_nothing(case: Case) -> None:
     dead = case.slots.take("deepseek", 1, 0.05)
     assert case.slots.take("deepseek", 1, 60) is None
     case.pass_time(0.06)
@@ -191,13 +191,13 @@ def test_the_slot_of_a_dead_worker_comes_back_and_its_ghost_frees_nobody_elses(c
     assert case.slots.take("deepseek", 1, 60) is None
 
 
-def test_forty_at_once_never_pass_the_limit(case: Case) -> None:
+def test_forty_concurrent_callers_never_exceed_the_limit(case: Case) -> None:
     tokens = at_once(40, lambda _: case.slots.take("deepseek", 7, 60))
     assert len({token for token in tokens if token}) == 7
     assert case.slots.in_use("deepseek", 7) == 7
 
 
-def test_calls_go_on_uncounted_while_nobody_can_count(case: Case) -> None:
+def test_calls_are_unlimited_during_a_store_outage(case: Case) -> None:
     held = case.slots.take("deepseek", 1, 60) or ""
     case.break_down()
     with capture_logs() as lines:
@@ -210,7 +210,7 @@ def test_calls_go_on_uncounted_while_nobody_can_count(case: Case) -> None:
 # --- Redis alone ------------------------------------------------------------------------------------------
 
 
-def test_a_frozen_redis_is_waited_for_once_and_asked_again_when_it_is_back(
+def test_frozen_redis_delays_the_breaker_only_once(
     redis_url: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -226,7 +226,7 @@ def test_a_frozen_redis_is_waited_for_once_and_asked_again_when_it_is_back(
     poll(lambda: breaker.admit(SCOPE) is not None, timeout=5, what="the breaker is seen again")
 
 
-def test_keys_hold_no_secret_and_the_redis_user_of_ours_may_do_it_all(
+def test_breaker_and_slots_work_under_the_documented_redis_user(
     start_valkey: Callable[..., ValkeyServer],
 ) -> None:
     server = start_valkey(f"user aijobs on >PASSWORD {ACL_RULES}")
@@ -274,9 +274,7 @@ time.sleep(60)
 """
 
 
-def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_limit(
-    redis_url: str, processes: Processes
-) -> None:
+def test_four_processes_make_one_probe_and_share_the_limit(redis_url: str, processes: Processes) -> None:
     CircuitBreaker(RedisBreakerStore(SharedTexts(ImpatientClient(connect(redis_url)))), failures=1, open_s=0.01).failed(
         "p.platform"
     )
@@ -290,9 +288,7 @@ def test_of_four_processes_one_makes_the_probe_and_together_they_keep_to_the_lim
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is_not(
-    redis_url: str, processes: Processes, end: str
-) -> None:
+def test_slots_of_a_dead_process_are_free_at_once(redis_url: str, processes: Processes, end: str) -> None:
     slots = RedisCallSlots(SharedTexts(ImpatientClient(connect(redis_url))), InstanceId.current())
     assert slots.take("p", 6, 60) is not None, "one of ours"
     holder = processes.spawn([sys.executable, "-c", RACER, redis_url, "0", "6"], name="holder")
@@ -306,7 +302,7 @@ def test_what_a_dead_process_held_is_free_at_once_and_what_a_living_one_holds_is
     assert slots.in_use("p", 6) == 5
 
 
-def test_another_machines_slots_wait_for_their_leases(redis_url: str) -> None:
+def test_slot_of_another_host_is_held_until_it_expires(redis_url: str) -> None:
     texts, here = SharedTexts(ImpatientClient(connect(redis_url))), InstanceId.current()
     elsewhere = replace(here, host="another", boot="boot", pid=2**22 + 1)
     assert RedisCallSlots(texts, elsewhere).take("p", 1, 60) is not None

@@ -1,4 +1,4 @@
-"""What every broker does. The double in memory obeys the same rules as Redis, so that tests above may trust it."""
+"""Rules for every broker; the in-memory double obeys the same rules as Redis, so other tests may use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTERACTIVE, BACKGROUND = "ai-interactive", "ai-background"
 
 @dataclass
 class Case:
-    """A broker, and the hands that a test needs around it."""
+    """A broker and controls for the test."""
 
     broker: RedisBroker | MemoryBroker
     take: Callable[[str], JobMessage | None]
@@ -66,7 +66,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return in_redis(request.getfixturevalue("valkey"))
 
 
-def test_a_message_sent_twice_is_queued_once(case: Case) -> None:
+def test_message_sent_twice_is_queued_once(case: Case) -> None:
     message = outgoing()
 
     assert case.broker.send([message]) == {}
@@ -77,7 +77,7 @@ def test_a_message_sent_twice_is_queued_once(case: Case) -> None:
     assert case.take(INTERACTIVE) is None
 
 
-def test_the_highest_priority_comes_first_and_equals_in_the_order_of_their_events(case: Case) -> None:
+def test_messages_are_taken_by_priority_and_then_by_event(case: Case) -> None:
     first, second, third = (outgoing(priority=50) for _ in range(3))
     urgent, patient = outgoing(priority=0), outgoing(priority=100)
 
@@ -87,7 +87,7 @@ def test_the_highest_priority_comes_first_and_equals_in_the_order_of_their_event
     assert taken == [one.message for one in (urgent, first, second, third, patient)]
 
 
-def test_a_second_sending_with_another_priority_does_not_move_the_message(case: Case) -> None:
+def test_second_send_with_another_priority_does_not_move_the_message(case: Case) -> None:
     message, between = outgoing(priority=90), outgoing(priority=50)
     case.broker.send([message, between])
 
@@ -97,7 +97,7 @@ def test_a_second_sending_with_another_priority_does_not_move_the_message(case: 
     assert case.take(INTERACTIVE) == between.message
 
 
-def test_a_message_goes_to_its_own_queue_and_to_no_other(case: Case) -> None:
+def test_message_goes_to_its_own_queue_only(case: Case) -> None:
     message = outgoing(queue_name=BACKGROUND)
 
     case.broker.send([message])
@@ -107,7 +107,7 @@ def test_a_message_goes_to_its_own_queue_and_to_no_other(case: Case) -> None:
     assert case.take(BACKGROUND) == message.message
 
 
-def test_one_message_that_cannot_be_sent_stops_no_other(case: Case) -> None:
+def test_unsendable_message_stops_no_other(case: Case) -> None:
     good, retired_key, future, stray = (
         outgoing(),
         outgoing(message_key_id="retired"),
@@ -122,7 +122,7 @@ def test_one_message_that_cannot_be_sent_stops_no_other(case: Case) -> None:
     assert case.take(INTERACTIVE) == good.message
 
 
-def test_missing_are_those_that_were_lost_taken_or_cannot_be_sent(case: Case) -> None:
+def test_lost_taken_and_unsendable_messages_are_missing(case: Case) -> None:
     queued, elsewhere, taken, never_sent = (
         outgoing(),
         outgoing(queue_name=BACKGROUND),
@@ -142,7 +142,7 @@ def test_missing_are_those_that_were_lost_taken_or_cannot_be_sent(case: Case) ->
     assert case.broker.find_missing(everything) == {one.event_id for one in everything}
 
 
-def test_a_backlog_longer_than_one_question_is_looked_through_whole(case: Case) -> None:
+def test_missing_messages_are_found_in_a_long_backlog(case: Case) -> None:
     backlog = [outgoing() for _ in range(1201)]
     case.broker.send(backlog)
     strangers = [outgoing() for _ in range(3)]
@@ -152,7 +152,7 @@ def test_a_backlog_longer_than_one_question_is_looked_through_whole(case: Case) 
     assert missing == {one.event_id for one in strangers}
 
 
-def test_a_message_of_a_rotated_key_is_still_found_and_removed(case: Case) -> None:
+def test_message_signed_with_an_older_key_is_found_and_removed(case: Case) -> None:
     message = outgoing(message_key_id="k1")
     case.broker.send([message])
     case.broker._keys = KeyRing.parse(f"k2:{SECRET[::-1]}9,k1:{SECRET}", "test")
@@ -164,7 +164,7 @@ def test_a_message_of_a_rotated_key_is_still_found_and_removed(case: Case) -> No
     assert case.broker.remove(message) is True
 
 
-def test_a_removed_message_is_gone_and_its_neighbours_stay(case: Case) -> None:
+def test_remove_deletes_only_its_message(case: Case) -> None:
     message, neighbour = outgoing(), outgoing()
     case.broker.send([message, neighbour])
 
@@ -175,7 +175,7 @@ def test_a_removed_message_is_gone_and_its_neighbours_stay(case: Case) -> None:
     assert case.take(INTERACTIVE) == neighbour.message
 
 
-def test_cancel_hints_are_found_for_those_that_have_one(case: Case) -> None:
+def test_find_cancel_hints_returns_only_hinted_jobs(case: Case) -> None:
     hinted, other = new_id(), new_id()
     case.broker.hint_cancel(hinted)
 
@@ -183,7 +183,7 @@ def test_cancel_hints_are_found_for_those_that_have_one(case: Case) -> None:
     assert case.broker.find_cancel_hints([]) == set()
 
 
-def test_a_broker_that_is_away_says_so_where_it_matters_and_is_silent_where_it_does_not(case: Case) -> None:
+def test_broker_outage_raises_except_for_hints_and_removals(case: Case) -> None:
     message = outgoing()
     case.broker.ping()
     case.break_down()
@@ -201,7 +201,7 @@ def test_a_broker_that_is_away_says_so_where_it_matters_and_is_silent_where_it_d
     assert case.broker.remove(message) is False
 
 
-def test_an_unsendable_message_is_told_even_while_the_broker_is_away(case: Case) -> None:
+def test_unsendable_message_is_reported_during_a_broker_outage(case: Case) -> None:
     case.break_down()
 
     assert set(case.broker.send([outgoing(message_key_id="retired")])) != set()

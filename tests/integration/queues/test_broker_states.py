@@ -1,4 +1,4 @@
-"""What is wrong with a broker is said in one line: which state it is in, and why."""
+"""The state of a broker that can't be used, and its cause in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker_at(url: str) -> RedisBroker:
 
 
 def cause_at(url: str) -> str:
-    """The cause that a broker's error tells; a look tells the same."""
+    """Return the cause in a broker's error, which must equal the cause in its state."""
     with pytest.raises(BrokerUnavailable) as trouble:
         broker_at(url).ping()
     state = broker_at(url).look()
@@ -42,7 +42,7 @@ def cause_at(url: str) -> str:
 # --- writes --------------------------------------------------------------------------------------------------------
 
 
-def test_broker_that_takes_messages_is_ok_and_a_look_leaves_nothing_in_it(redis_url: str, valkey: ValkeyServer) -> None:
+def test_state_of_a_working_broker_is_ok_and_reading_it_leaves_no_key(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
     broker.look()
     with valkey.client() as admin:
@@ -66,7 +66,7 @@ def test_full_broker_takes_no_writes(start_valkey: StartValkey) -> None:
     assert broker.look().state == OK
 
 
-def test_read_only_replica_takes_no_writes_until_it_is_a_primary_again(start_valkey: StartValkey) -> None:
+def test_read_only_replica_takes_no_writes_until_promoted(start_valkey: StartValkey) -> None:
     server = start_valkey()
     broker = broker_at(server.url)
     with server.client() as admin:
@@ -97,9 +97,7 @@ def test_broker_that_cannot_save_or_replicate_takes_no_writes(start_valkey: Star
 
 
 @pytest.mark.parametrize(("missing", "named"), [("+zadd ", "zadd"), ("+set ", "set")])
-def test_user_without_the_right_to_write_is_named_with_the_command(
-    start_valkey: StartValkey, missing: str, named: str
-) -> None:
+def test_missing_permission_is_named_with_its_command(start_valkey: StartValkey, missing: str, named: str) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES.replace(missing, '')}")
     state = broker_at(server.url_for("aijobs", "secret")).look()
     assert state.state == TAKES_NO_WRITES
@@ -107,14 +105,14 @@ def test_user_without_the_right_to_write_is_named_with_the_command(
     assert state.of(INTERACTIVE).state == TAKES_NO_WRITES
 
 
-def test_look_needs_no_more_than_the_documented_rules(start_valkey: StartValkey) -> None:
+def test_state_can_be_read_under_the_documented_acl_rules(start_valkey: StartValkey) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
     assert broker_at(server.url_for("aijobs", "secret")).look().state == OK
     with server.client() as admin:
         assert admin.acl_log() == []
 
 
-def test_key_of_another_kind_is_the_trouble_of_its_queue_alone(redis_url: str, valkey: ValkeyServer) -> None:
+def test_key_of_another_type_affects_only_its_queue(redis_url: str, valkey: ValkeyServer) -> None:
     with valkey.client() as admin:
         admin.set(queue_key(INTERACTIVE), "somebody else's")
     state = broker_at(redis_url).look()
@@ -123,11 +121,11 @@ def test_key_of_another_kind_is_the_trouble_of_its_queue_alone(redis_url: str, v
     assert (state.of(INTERACTIVE).state, state.of(BACKGROUND).state) == (TAKES_NO_WRITES, OK)
 
 
-def test_frozen_broker_is_waited_for_once(redis_url: str, valkey: ValkeyServer) -> None:
+def test_frozen_broker_delays_reading_its_state_only_once(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
     assert broker.look().state == OK
     valkey.freeze()
-    states = [broker.look() for _ in range(200)]  # Each would wait for its timeout, which the test's limit forbids.
+    states = [broker.look() for _ in range(200)]  # If each one waited, the test's time limit would be exceeded.
     valkey.thaw()
     assert {(state.state, state.cause) for state in states} == {(AWAY, "It doesn't answer in time")}
     poll(lambda: broker.look().state == OK, timeout=PAUSE_S + 5, what="it is asked again")
@@ -168,7 +166,7 @@ def test_cluster_and_sentinel_are_refused_in_one_line(unsupported_url: str) -> N
     assert state.cause.startswith(("It is a Redis cluster", "It is a Sentinel"))
 
 
-def test_broker_that_becomes_a_cluster_later_is_told_by_its_answers(start_valkey: StartValkey) -> None:
+def test_broker_that_becomes_a_cluster_later_is_unsupported(start_valkey: StartValkey) -> None:
     server = start_valkey("cluster-enabled yes")
     with pytest.raises(BrokerUnavailable, match="Redis cluster") as trouble:
         broker_at(server.url).send([outgoing()])
@@ -192,21 +190,23 @@ def test_broker_behind_tls_works_with_its_ca(
         assert broker.look().of(INTERACTIVE).depth == 1
 
 
-def test_refused_certificate_is_the_cause(valkey: ValkeyServer, certificate: tuple[Path, Path]) -> None:
+def test_refused_certificate_is_named_as_the_cause(valkey: ValkeyServer, certificate: tuple[Path, Path]) -> None:
     with tls_port(valkey.port, *certificate) as port:
         assert cause_at(f"rediss://127.0.0.1:{port}/0").startswith("Its certificate is refused: self")
 
 
-def test_plain_connection_to_a_tls_port_is_the_cause(valkey: ValkeyServer, certificate: tuple[Path, Path]) -> None:
+def test_plain_connection_to_a_tls_port_is_named_as_the_cause(
+    valkey: ValkeyServer, certificate: tuple[Path, Path]
+) -> None:
     with tls_port(valkey.port, *certificate) as port:
         assert "rediss://" in cause_at(f"redis://127.0.0.1:{port}/0")
 
 
-def test_tls_to_a_plain_port_is_the_cause(redis_url: str, valkey: ValkeyServer) -> None:
+def test_tls_to_a_plain_port_is_named_as_the_cause(redis_url: str, valkey: ValkeyServer) -> None:
     assert "redis://" in cause_at(f"rediss://127.0.0.1:{valkey.port}/0")
 
 
-def test_password_and_user_are_the_cause_and_not_in_it(start_valkey: StartValkey) -> None:
+def test_wrong_password_or_user_is_the_cause_but_not_quoted(start_valkey: StartValkey) -> None:
     server = start_valkey("requirepass sesame")
     refused = "It refuses the password, or doesn't know the user"
     assert cause_at(server.url_for("default", "canary-secret")) == refused
@@ -217,13 +217,13 @@ def test_password_and_user_are_the_cause_and_not_in_it(start_valkey: StartValkey
     )
 
 
-def test_password_that_the_server_does_not_have_is_the_cause(redis_url: str, valkey: ValkeyServer) -> None:
+def test_needless_password_is_named_as_the_cause(redis_url: str, valkey: ValkeyServer) -> None:
     assert cause_at(f"redis://:canary-secret@127.0.0.1:{valkey.port}/0") == (
         "It has no password, and the address has one"
     )
 
 
-def test_host_port_and_socket_that_are_not_there_are_the_cause(tmp_path: Path) -> None:
+def test_missing_host_port_or_socket_is_named_as_the_cause(tmp_path: Path) -> None:
     assert cause_at("redis://aijobs.invalid:6379/0") == "There is no such host"
     assert (
         cause_at(f"redis://127.0.0.1:{free_port()}/0") == "The connection is refused: no server listens at this address"
@@ -232,7 +232,7 @@ def test_host_port_and_socket_that_are_not_there_are_the_cause(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("rediss://127.0.0.1/0?ssl_ca_certs=/nowhere/ca.pem", "ssl_ca_certs names /nowhere/ca.pem, which isn't there"),
         ("redis://127.0.0.1/0?ssl_ca_certs=/nowhere/ca.pem", "ssl_ca_certs needs rediss://"),
@@ -243,10 +243,10 @@ def test_host_port_and_socket_that_are_not_there_are_the_cause(tmp_path: Path) -
         ("redis://:canary-secret@a:1,b:2/0", "it names several servers"),
     ],
 )
-def test_address_that_cannot_work_is_refused_in_one_line(url: str, told: str) -> None:
+def test_unusable_address_is_refused_in_one_line(url: str, message: str) -> None:
     with pytest.raises(SettingsError) as refusal:
         connect(url)
-    assert told in str(refusal.value)
+    assert message in str(refusal.value)
     assert "canary-secret" not in str(refusal.value)
 
 

@@ -1,4 +1,4 @@
-"""Each way in which Redis fails is trouble with the broker, never the message's fault; afterwards all goes on."""
+"""Every failure of Redis raises `BrokerUnavailable`, never `BadMessage`, and the broker works again afterwards."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ def cause_of(act: Callable[[], object]) -> type[BaseException]:
     return type(trouble.value.__cause__)
 
 
-def test_nobody_listening_is_trouble_with_the_broker() -> None:
+def test_closed_port_means_broker_unavailable() -> None:
     broker = broker_at(f"redis://127.0.0.1:{free_port()}/0")
 
     assert cause_of(lambda: broker.send([outgoing()])) is redis.ConnectionError
 
 
-def test_a_frozen_broker_is_given_up_after_the_timeout_and_a_second_sending_is_no_second_message(
-    redis_url: str, valkey: ValkeyServer
-) -> None:
+def test_send_to_a_frozen_broker_times_out_and_can_be_repeated(redis_url: str, valkey: ValkeyServer) -> None:
     broker, message = broker_at(redis_url), outgoing()
     broker.ping()
     valkey.freeze()
@@ -53,20 +51,20 @@ def test_a_frozen_broker_is_given_up_after_the_timeout_and_a_second_sending_is_n
     assert broker.pending_count(INTERACTIVE) == 1
 
 
-def test_a_frozen_broker_costs_a_courtesy_one_short_wait_and_then_none(redis_url: str, valkey: ValkeyServer) -> None:
+def test_frozen_broker_delays_cancel_hints_only_once(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
     broker.hint_cancel("warm-up")
     valkey.freeze()
 
     with captured_lines() as lines:
-        for _ in range(1000):  # Each would wait for its timeout, which the test's time limit forbids.
+        for _ in range(1000):  # If each one waited for a timeout, the test's time limit would be exceeded.
             assert broker.find_cancel_hints(["warm-up"]) == set()
         said = [line["event"] for line in lines()]
 
     assert said == ["broker.hints.away"]
 
 
-def test_a_read_only_replica_is_trouble_until_it_is_a_master_again(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_read_only_replica_is_unavailable_until_promoted(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey()
     broker, message = broker_at(server.url), outgoing()
     broker.ping()
@@ -79,7 +77,7 @@ def test_a_read_only_replica_is_trouble_until_it_is_a_master_again(start_valkey:
     assert broker.find_missing([message]) == set()
 
 
-def test_a_replica_that_serves_no_stale_data_is_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_replica_without_stale_data_is_unavailable(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey("replica-serve-stale-data no")
     broker, message = broker_at(server.url), outgoing()
     with server.client() as admin:
@@ -89,7 +87,7 @@ def test_a_replica_that_serves_no_stale_data_is_trouble(start_valkey: Callable[.
         assert cause.__name__ == "MasterDownError"
 
 
-def test_a_full_broker_is_trouble_until_there_is_room(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_full_broker_is_unavailable_until_it_has_memory(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey("maxmemory-policy noeviction")
     broker, message = broker_at(server.url), outgoing()
     with server.client() as admin:
@@ -101,7 +99,7 @@ def test_a_full_broker_is_trouble_until_there_is_room(start_valkey: Callable[...
     assert broker.send([message]) == {}
 
 
-def test_a_loading_broker_is_trouble() -> None:
+def test_loading_broker_is_unavailable() -> None:
     from redis._parsers.base import BaseParser
 
     from aijobs.queues.connection import unavailable
@@ -112,7 +110,9 @@ def test_a_loading_broker_is_trouble() -> None:
     assert isinstance(unavailable(connect("redis://127.0.0.1:1/0"), error), BrokerUnavailable)
 
 
-def test_a_wrong_password_and_a_user_without_rights_are_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_wrong_password_and_missing_permission_mean_broker_unavailable(
+    start_valkey: Callable[..., ValkeyServer],
+) -> None:
     server = start_valkey("user reader on >secret ~* +ping +zmscore +zcard")
 
     assert cause_of(broker_at(server.url_for("reader", "wrong")).ping) is redis.AuthenticationError
@@ -121,7 +121,7 @@ def test_a_wrong_password_and_a_user_without_rights_are_trouble(start_valkey: Ca
     assert cause_of(lambda: reader.send([outgoing()])) is redis.exceptions.NoPermissionError
 
 
-def test_a_key_of_the_wrong_kind_is_trouble_and_no_message_is_blamed(redis_url: str, valkey: ValkeyServer) -> None:
+def test_key_of_the_wrong_type_means_broker_unavailable(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
     with valkey.client() as admin:
         admin.set(queue_key(INTERACTIVE), "somebody else's")
@@ -129,15 +129,15 @@ def test_a_key_of_the_wrong_kind_is_trouble_and_no_message_is_blamed(redis_url: 
     assert issubclass(cause_of(lambda: broker.send([outgoing()])), redis.ResponseError)
 
 
-def test_too_many_clients_is_trouble(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_full_connection_limit_means_broker_unavailable(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey("maxclients 1")
-    # The answer may be lost to the closed socket; either way it is the broker's trouble.
+    # The answer may be lost with the closed socket; both errors are connection errors.
     with server.client() as only:
         only.ping()
         assert issubclass(cause_of(lambda: broker_at(server.url).send([outgoing()])), redis.ConnectionError)
 
 
-def test_a_restarted_broker_is_met_by_the_next_try(redis_url: str, valkey: ValkeyServer) -> None:
+def test_restarted_broker_is_used_at_the_next_call(redis_url: str, valkey: ValkeyServer) -> None:
     broker, message = broker_at(redis_url), outgoing()
     broker.send([message])
 
@@ -148,7 +148,7 @@ def test_a_restarted_broker_is_met_by_the_next_try(redis_url: str, valkey: Valke
     assert broker.pending_count(INTERACTIVE) == 1
 
 
-def test_a_forked_process_shares_no_connection_with_its_parent(redis_url: str) -> None:
+def test_forked_process_shares_no_connection_with_its_parent(redis_url: str) -> None:
     broker, message = broker_at(redis_url), outgoing()
     broker.ping()
 
@@ -163,7 +163,7 @@ def test_a_forked_process_shares_no_connection_with_its_parent(redis_url: str) -
     assert broker.find_missing([message]) == set()
 
 
-def test_twenty_threads_send_one_message_and_it_is_queued_once(redis_url: str) -> None:
+def test_message_sent_by_twenty_threads_is_queued_once(redis_url: str) -> None:
     broker, message = broker_at(redis_url), outgoing()
     barrier, failures = threading.Barrier(20), []
 
@@ -184,14 +184,14 @@ def test_twenty_threads_send_one_message_and_it_is_queued_once(redis_url: str) -
     assert broker.pending_count(INTERACTIVE) == 1
 
 
-def test_a_cancel_hint_goes_by_itself_after_five_minutes(redis_url: str, valkey: ValkeyServer) -> None:
+def test_cancel_hint_expires_after_five_minutes(redis_url: str, valkey: ValkeyServer) -> None:
     broker_at(redis_url).hint_cancel("some-job")
 
     with valkey.client() as admin:
         assert CANCEL_TTL_S - 5 <= admin.ttl(cancel_key("some-job")) <= CANCEL_TTL_S
 
 
-def test_a_user_restricted_to_the_documented_rules_can_do_everything(
+def test_broker_works_under_the_documented_acl_rules(
     start_valkey: Callable[..., ValkeyServer],
 ) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
@@ -212,7 +212,7 @@ def test_a_user_restricted_to_the_documented_rules_can_do_everything(
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:6379", "http://127.0.0.1", "redis://127.0.0.1:port/0"])
-def test_an_address_that_cannot_be_read_is_a_setting_that_is_wrong(url: str) -> None:
+def test_unreadable_address_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):
         connect(url)
 
@@ -220,7 +220,7 @@ def test_an_address_that_cannot_be_read_is_a_setting_that_is_wrong(url: str) -> 
 @pytest.mark.parametrize(
     ("policy", "warned"), [("allkeys-lru", ["allkeys-lru"]), ("noeviction", []), ("volatile-ttl", [])]
 )
-def test_a_broker_that_would_drop_queues_when_it_is_full_is_told_of_once_at_a_start(
+def test_eviction_policy_that_may_drop_queues_is_logged_once(
     start_valkey: Callable[..., ValkeyServer], policy: str, warned: list[str]
 ) -> None:
     server = start_valkey(f"maxmemory-policy {policy}")
@@ -229,7 +229,7 @@ def test_a_broker_that_would_drop_queues_when_it_is_full_is_told_of_once_at_a_st
         assert [line["policy"] for line in lines() if line["event"] == "broker.may_evict"] == warned
 
 
-def test_a_broker_that_may_not_be_asked_for_its_policy_stops_no_start(
+def test_unreadable_eviction_policy_does_not_stop_the_start(
     start_valkey: Callable[..., ValkeyServer],
 ) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES.replace('+info ', '')}")

@@ -1,4 +1,4 @@
-"""`huey_consumer` as it stands, over our queues and a real Valkey."""
+"""The unmodified `huey_consumer` over our queues and a real Valkey."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTERACTIVE = "ai-interactive"
 
 
 class Stage:
-    """A folder with a diary and settings, on which consumers are started."""
+    """A folder with a diary and settings, in which consumers are started."""
 
     def __init__(self, processes: Processes, folder: Path, redis_url: str) -> None:
         self._processes, self._folder = processes, folder
@@ -47,7 +47,7 @@ class Stage:
         self.broker = RedisBroker.from_settings(Settings(redis_url=redis_url, message_keys=KEYS))
 
     def start(self, queue: str = "interactive", *options: str, **env: str) -> Program:
-        """A consumer of one of the queue app's queues."""
+        """Start a consumer of one of the queue app's queues."""
         return self._processes.spawn(
             [HUEY_CONSUMER, f"tests.support.queue_app.{queue}", *options],
             env={**self.env, **env},
@@ -76,7 +76,7 @@ class Stage:
 
 
 def events(consumer: Program, name: str) -> list[dict[str, Any]]:
-    """The consumer's log lines of this event. Everything that it wrote is JSON, a line each."""
+    """Return the consumer's log lines of this event; every line of its output must be JSON."""
     lines = [json.loads(line) for line in consumer.output.splitlines()]
     return [line for line in lines if line["event"] == name]
 
@@ -86,7 +86,7 @@ def stage(processes: Processes, run: Run, redis_url: str) -> Stage:
     return Stage(processes, run.new_folder("stage"), redis_url)
 
 
-def test_child_that_a_job_forked_ends_when_it_is_told_to(stage: Stage) -> None:
+def test_sigterm_ends_a_child_that_a_job_forked(stage: Stage) -> None:
     stage.start_and_wait("-w", "2")
 
     message = stage.send("forks")
@@ -98,7 +98,7 @@ def test_child_that_a_job_forked_ends_when_it_is_told_to(stage: Stage) -> None:
 # --- messages -------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_run_once_by_the_consumer_as_it_stands(stage: Stage) -> None:
+def test_unmodified_consumer_runs_a_job_once(stage: Stage) -> None:
     consumer = stage.start_and_wait("-w", "2")
 
     message = stage.send()
@@ -112,9 +112,7 @@ def test_a_job_is_run_once_by_the_consumer_as_it_stands(stage: Stage) -> None:
     assert consumer.stop() == 0
 
 
-def test_bad_messages_leave_one_line_a_reason_without_their_content_and_the_next_job_runs(
-    stage: Stage, valkey: ValkeyServer
-) -> None:
+def test_bad_messages_are_logged_once_per_reason_and_the_next_job_runs(stage: Stage, valkey: ValkeyServer) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, tuple[str]]:
             return open, (f"{stage.env['QUEUE_APP_DIARY']}-pickle-was-run",)
@@ -150,7 +148,7 @@ def test_bad_messages_leave_one_line_a_reason_without_their_content_and_the_next
     assert consumer.is_running
 
 
-def test_a_job_that_raises_leaves_one_line_without_its_text_and_the_next_job_runs(stage: Stage) -> None:
+def test_error_of_a_job_is_logged_without_its_text_and_the_next_job_runs(stage: Stage) -> None:
     consumer = stage.start_and_wait()
 
     stage.send("raises", priority=0)
@@ -162,7 +160,7 @@ def test_a_job_that_raises_leaves_one_line_without_its_text_and_the_next_job_run
     assert "canary-of-content" not in consumer.output
 
 
-def test_huey_without_any_class_of_ours_but_the_serializer_runs_our_messages(redis_url: str) -> None:
+def test_plain_huey_with_our_serializer_runs_our_messages(redis_url: str) -> None:
     settings = Settings(redis_url=redis_url, message_keys=KEYS)
     queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(), load_settings=lambda: settings)
     queue.add_job_task()
@@ -186,7 +184,7 @@ def test_huey_without_any_class_of_ours_but_the_serializer_runs_our_messages(red
     assert [set(args[0]) for args in got] == [{"jobId", "jobType", "idempotencyKey", "createdAt"}]
 
 
-def test_a_worker_is_told_by_which_event_the_message_was_made(redis_url: str) -> None:
+def test_worker_receives_the_event_id_of_a_message(redis_url: str) -> None:
     settings = Settings(redis_url=redis_url, message_keys=KEYS)
     got: list[JobMessage] = []
     queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(run_job=got.append), load_settings=lambda: settings)
@@ -200,7 +198,7 @@ def test_a_worker_is_told_by_which_event_the_message_was_made(redis_url: str) ->
     assert [(message, message.event_id) for message in got] == [(sent.message, sent.event_id)]
 
 
-def test_nothing_but_the_queue_is_left_in_redis(stage: Stage, valkey: ValkeyServer) -> None:
+def test_consumer_leaves_no_key_in_redis(stage: Stage, valkey: ValkeyServer) -> None:
     stage.start_and_wait()
     done = stage.send()
     stage.wait_for(f"ends {done.message.job_id}")
@@ -209,7 +207,7 @@ def test_nothing_but_the_queue_is_left_in_redis(stage: Stage, valkey: ValkeyServ
         assert admin.keys("*") == []
 
 
-def test_nothing_can_be_sent_through_huey(redis_url: str) -> None:
+def test_sending_through_huey_is_refused(redis_url: str) -> None:
     settings = Settings(redis_url=redis_url, message_keys=KEYS)
     queue = AiJobsHuey(INTERACTIVE, lambda _: Crew(), load_settings=lambda: settings)
     task = queue.add_job_task()
@@ -224,9 +222,7 @@ def test_nothing_can_be_sent_through_huey(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_a_running_job_ends_before_its_process_and_nothing_new_is_taken(
-    stage: Stage, signal_number: signal.Signals
-) -> None:
+def test_stop_waits_for_the_running_job_and_takes_no_other(stage: Stage, signal_number: signal.Signals) -> None:
     consumer = stage.start_and_wait("-w", "1")
     running = stage.send("slow")
     stage.wait_for(f"begins {running.message.job_id}")
@@ -246,8 +242,8 @@ def test_a_running_job_ends_before_its_process_and_nothing_new_is_taken(
     assert stage.broker.find_missing([waiting]) == set()
 
 
-def test_a_message_popped_while_the_process_stops_is_put_back(stage: Stage) -> None:
-    consumer = stage.start_and_wait("-w", "2")  # Both wait at the broker for up to a second.
+def test_message_popped_during_a_stop_is_put_back(stage: Stage) -> None:
+    consumer = stage.start_and_wait("-w", "2")  # Both threads wait at the broker for up to a second.
 
     consumer.send_signal(signal.SIGTERM)
     consumer.wait_for_output("Shutting down gracefully")
@@ -258,7 +254,7 @@ def test_a_message_popped_while_the_process_stops_is_put_back(stage: Stage) -> N
     assert not [line for line in stage.diary() if line.startswith("begins")]
 
 
-def test_what_runs_beyond_the_grace_time_is_given_back_and_the_code_is_0(stage: Stage) -> None:
+def test_job_that_runs_beyond_the_grace_time_is_released_and_the_exit_code_is_0(stage: Stage) -> None:
     consumer = stage.start_and_wait("-w", "2", AIJOBS_SHUTDOWN_GRACE_S="1")
     first, second = stage.send("slow"), stage.send("slow")
     for message in (first, second):
@@ -272,7 +268,7 @@ def test_what_runs_beyond_the_grace_time_is_given_back_and_the_code_is_0(stage: 
     )
 
 
-def test_a_second_sigterm_changes_nothing(stage: Stage) -> None:
+def test_second_sigterm_changes_nothing(stage: Stage) -> None:
     consumer = stage.start_and_wait("-w", "1")
     running = stage.send("slow")
     stage.wait_for(f"begins {running.message.job_id}")
@@ -287,7 +283,7 @@ def test_a_second_sigterm_changes_nothing(stage: Stage) -> None:
     assert stage.diary()[-2:] == [f"ends {running.message.job_id}", "drained"]
 
 
-def test_a_process_that_is_given_up_releases_what_it_holds_and_ends_with_75(stage: Stage) -> None:
+def test_abandoned_process_releases_its_jobs_and_exits_with_75(stage: Stage) -> None:
     consumer = stage.start_and_wait("-w", "2", "-t", "1")
     other = stage.send("slow")
     stage.wait_for(f"begins {other.message.job_id}")
@@ -300,7 +296,7 @@ def test_a_process_that_is_given_up_releases_what_it_holds_and_ends_with_75(stag
     assert len(events(consumer, "consumer.abandoned")) == 1
 
 
-def test_a_first_look_that_breaks_is_told_and_neither_the_next_one_nor_the_jobs_wait(stage: Stage) -> None:
+def test_failed_catch_up_is_logged_and_delays_nothing(stage: Stage) -> None:
     consumer = stage.start_and_wait()
 
     message = stage.send()
@@ -313,7 +309,7 @@ def test_a_first_look_that_breaks_is_told_and_neither_the_next_one_nor_the_jobs_
     assert "canary-of-content" not in consumer.output
 
 
-def test_sighup_starts_the_process_afresh_under_its_pid(stage: Stage) -> None:
+def test_sighup_restarts_the_process_under_its_pid(stage: Stage) -> None:
     consumer = stage.start_and_wait()
     stage.wait_for("crew started")
 
@@ -328,7 +324,7 @@ def test_sighup_starts_the_process_afresh_under_its_pid(stage: Stage) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_no_job_is_lost_or_run_twice_by_stops_at_any_moment(stage: Stage) -> None:
+def test_stops_at_random_moments_lose_or_double_no_job(stage: Stage) -> None:
     chance = random.Random(20260131)
     sent: list[str] = []
     for _ in range(40):
@@ -371,7 +367,7 @@ def refusal(consumer: Program) -> str:
         (("-w", "0"), {}, "-w 0: it is 1 or more"),
     ],
 )
-def test_a_consumer_that_cannot_do_right_refuses_in_one_line(
+def test_misconfigured_consumer_refuses_to_start_in_one_line(
     stage: Stage, options: tuple[str, ...], env: dict[str, str], said: str
 ) -> None:
     line = refusal(stage.start("interactive", *options, **env))
@@ -380,11 +376,11 @@ def test_a_consumer_that_cannot_do_right_refuses_in_one_line(
     assert said in line
 
 
-def test_a_maintenance_consumer_without_its_passes_is_refused_in_one_line(stage: Stage) -> None:
+def test_maintenance_consumer_without_passes_is_refused_in_one_line(stage: Stage) -> None:
     assert "leave -n out" in refusal(stage.start("maintenance", "-n"))
 
 
-def test_an_embedded_broker_that_nobody_runs_is_refused_in_one_line(stage: Stage) -> None:
+def test_embedded_broker_that_does_not_run_is_refused_in_one_line(stage: Stage) -> None:
     instance = Path(stage.env["AIJOBS_INSTANCE_PATH"])
     (instance / "broker.json").write_text(json.dumps({"url": f"unix://{instance}/gone.sock", "pid": 1}))
 
@@ -394,10 +390,10 @@ def test_an_embedded_broker_that_nobody_runs_is_refused_in_one_line(stage: Stage
     assert "aijobs up" in line
 
 
-# --- trouble with Redis -----------------------------------------------------------------------------------
+# --- Redis outages ----------------------------------------------------------------------------------------
 
 
-def test_a_consumer_started_before_its_broker_waits_for_it(
+def test_consumer_started_before_its_broker_waits_for_it(
     processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey()
@@ -415,7 +411,7 @@ def test_a_consumer_started_before_its_broker_waits_for_it(
 
 
 @pytest.mark.parametrize("trouble", ["stopped", "frozen", "read-only", "full"])
-def test_an_outage_is_one_line_at_its_start_and_one_at_its_end_and_no_traceback(
+def test_broker_outage_is_logged_once_at_its_start_and_once_at_its_end(
     processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer], trouble: str
 ) -> None:
     server = start_valkey()
@@ -433,7 +429,7 @@ def test_an_outage_is_one_line_at_its_start_and_one_at_its_end_and_no_traceback(
             admin.replicaof("127.0.0.1", str(free_port()))
         elif trouble == "full":
             admin.config_set("maxmemory", "1")
-        if trouble != "full":  # A full broker still gives away what it has.
+        if trouble != "full":  # A full broker still delivers messages.
             poll(lambda: events(consumer, "broker.away"), what="the outage is said")
         if trouble == "read-only":
             admin.replicaof("NO", "ONE")
@@ -453,7 +449,7 @@ def test_an_outage_is_one_line_at_its_start_and_one_at_its_end_and_no_traceback(
     assert consumer.is_running
 
 
-def test_a_consumer_needs_no_more_than_the_documented_rules(
+def test_consumer_works_under_the_documented_acl_rules(
     processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
@@ -472,7 +468,7 @@ def test_a_consumer_needs_no_more_than_the_documented_rules(
 
 
 @pytest.mark.long
-def test_passes_go_on_while_redis_is_gone_and_after_one_of_them_broke(
+def test_passes_run_during_a_redis_outage_and_after_an_error_of_another(
     processes: Processes, run: Run, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey()
@@ -496,7 +492,7 @@ def test_passes_go_on_while_redis_is_gone_and_after_one_of_them_broke(
     assert stage.diary()[-1] == "drained"
 
 
-def test_a_pass_needs_no_message_and_leaves_none(stage: Stage, valkey: ValkeyServer) -> None:
+def test_passes_leave_no_key_in_redis(stage: Stage, valkey: ValkeyServer) -> None:
     stage.start("maintenance")
     stage.wait_for("quick pass", count=2)
 
@@ -504,7 +500,7 @@ def test_a_pass_needs_no_message_and_leaves_none(stage: Stage, valkey: ValkeySer
         assert admin.keys("*") == []
 
 
-def test_a_huey_member_with_a_time_prefix_is_no_message_of_ours(stage: Stage, valkey: ValkeyServer) -> None:
+def test_huey_member_with_a_time_prefix_is_refused(stage: Stage, valkey: ValkeyServer) -> None:
     consumer = stage.start_and_wait()
     with valkey.client() as admin:
         member = struct.pack(">Q", 1) + pickle.dumps(("run_job", 1))

@@ -1,4 +1,4 @@
-"""The embedded broker: private, and gone with whoever started it."""
+"""The embedded broker: private, and ended together with its parent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_its_address_is_written_down_for_the_other_processes_and_works(instance: Path) -> None:
+def test_address_file_lets_other_processes_use_the_embedded_broker(instance: Path) -> None:
     with EmbeddedBroker(instance) as embedded:
         settings = Settings(instance_path=instance, message_keys=KEYS)
         broker, message = RedisBroker.from_settings(settings), outgoing()
@@ -71,7 +71,7 @@ def test_its_address_is_written_down_for_the_other_processes_and_works(instance:
         broker.client.close()
 
 
-def test_it_is_private_and_writes_nothing_to_disk(instance: Path) -> None:
+def test_embedded_broker_is_private_and_writes_nothing_to_disk(instance: Path) -> None:
     with EmbeddedBroker(instance) as embedded:
         socket = socket_of(embedded.url)
         with connect(embedded.url) as client:
@@ -86,7 +86,7 @@ def test_it_is_private_and_writes_nothing_to_disk(instance: Path) -> None:
         assert len(os.fsencode(socket)) <= 100
 
 
-def test_a_polite_stop_leaves_nothing(instance: Path) -> None:
+def test_stop_of_the_embedded_broker_leaves_no_file(instance: Path) -> None:
     embedded = EmbeddedBroker(instance)
     embedded.start()
     process, folder = psutil.Process(embedded.pid), socket_of(embedded.url).parent
@@ -101,14 +101,14 @@ def test_a_polite_stop_leaves_nothing(instance: Path) -> None:
         assert embedded.pid
 
 
-def test_a_stopped_broker_can_be_started_again(instance: Path) -> None:
+def test_stopped_embedded_broker_can_be_started_again(instance: Path) -> None:
     embedded = EmbeddedBroker(instance)
     for _ in range(2):
         with embedded, connect(embedded.url) as client:
             assert client.ping()
 
 
-def test_it_ends_with_a_parent_that_was_killed(processes: Processes, instance: Path) -> None:
+def test_embedded_broker_ends_when_its_parent_is_killed(processes: Processes, instance: Path) -> None:
     keeper, server = start_keeper(processes, instance)
 
     os.kill(keeper.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_it_ends_with_a_parent_that_was_killed(processes: Processes, instance: P
     poll(lambda: has_ended(server), what="the broker ended with its parent")
 
 
-def test_what_a_killed_parent_left_does_not_stop_the_next_start(processes: Processes, instance: Path) -> None:
+def test_files_of_a_killed_parent_do_not_stop_the_next_start(processes: Processes, instance: Path) -> None:
     keeper, server = start_keeper(processes, instance)
     stale = address(instance)
     keeper.kill()
@@ -129,7 +129,7 @@ def test_what_a_killed_parent_left_does_not_stop_the_next_start(processes: Proce
 
 
 @pytest.mark.parametrize("junk", ["", "{", "[]", '{"url": 7}', '{"url": "unix:///etc/passwd", "pid": 1}'])
-def test_a_spoilt_address_file_does_not_stop_the_start(instance: Path, junk: str) -> None:
+def test_invalid_address_file_does_not_stop_the_start(instance: Path, junk: str) -> None:
     (instance / "broker.json").write_text(junk)
 
     with EmbeddedBroker(instance) as embedded:
@@ -137,7 +137,7 @@ def test_a_spoilt_address_file_does_not_stop_the_start(instance: Path, junk: str
     assert Path("/etc/passwd").exists()
 
 
-def test_a_second_one_for_the_same_instance_is_refused_and_the_first_goes_on(instance: Path) -> None:
+def test_second_embedded_broker_of_an_instance_is_refused(instance: Path) -> None:
     with EmbeddedBroker(instance) as first:
         with pytest.raises(SettingsError, match="runs already"):
             EmbeddedBroker(instance).start()
@@ -147,19 +147,19 @@ def test_a_second_one_for_the_same_instance_is_refused_and_the_first_goes_on(ins
             assert client.ping()
 
 
-def test_it_outlives_the_thread_that_started_it(instance: Path) -> None:
+def test_embedded_broker_outlives_the_thread_that_started_it(instance: Path) -> None:
     embedded = EmbeddedBroker(instance)
     starter = threading.Thread(target=embedded.start)
     starter.start()
     starter.join()
 
     with connect(embedded.url) as client:
-        # The kernel would have ended it with the thread, long before a few hundred answers.
+        # The kernel would have killed it with the thread, long before a few hundred answers.
         assert all(client.ping() for _ in range(300))
     embedded.stop()
 
 
-def test_a_temporary_folder_with_a_long_name_leaves_room_for_the_socket(
+def test_long_temporary_folder_does_not_lengthen_the_socket_path(
     instance: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = run.new_folder("x" * 120)
@@ -170,7 +170,7 @@ def test_a_temporary_folder_with_a_long_name_leaves_room_for_the_socket(
     assert list(deep.iterdir()) == []
 
 
-def test_a_server_that_does_not_come_up_is_told_and_leaves_nothing(
+def test_server_that_fails_to_start_is_reported_and_leaves_no_file(
     instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aijobs.local.embedded.server_binary", lambda: "/bin/false")

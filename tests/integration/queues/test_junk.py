@@ -1,4 +1,4 @@
-"""What others write under our keys in Redis reads as absent, and is said once a minute."""
+"""Invalid values under our keys in Redis are treated as absent and logged once a minute."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BREAKERS = [
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings of earlier tests hold none of these back."""
+    """Reset the log limit, so that warnings of earlier tests suppress none of these."""
     monkeypatch.setattr(reading, "_sparing", Sparing())
 
 
@@ -95,7 +95,7 @@ CARDS = [
 ]
 
 
-def test_breaker_that_is_not_ours_counts_as_closed_and_works_again(
+def test_invalid_breaker_value_counts_as_closed_and_is_overwritten(
     client: ImpatientClient, valkey: ValkeyServer
 ) -> None:
     breaker = CircuitBreaker(RedisBreakerStore(SharedTexts(client)), failures=1, open_s=30)
@@ -112,11 +112,11 @@ def test_breaker_that_is_not_ours_counts_as_closed_and_works_again(
         assert breaker.states([SCOPE])[0].word == "closed"
         breaker.failed(SCOPE)
         assert breaker.states([SCOPE])[0].word == "open"
-        told = [line["kind"] for line in lines() if line["event"] == "stored.unreadable"]
-    assert told == ["breaker"], "once a minute"
+        logged = [line["kind"] for line in lines() if line["event"] == "stored.unreadable"]
+    assert logged == ["breaker"], "once a minute"
 
 
-def test_heartbeats_that_are_not_ours_hide_no_worker(client: ImpatientClient, valkey: ValkeyServer) -> None:
+def test_invalid_heartbeats_hide_no_worker(client: ImpatientClient, valkey: ValkeyServer) -> None:
     with valkey.client() as admin, captured_lines() as lines:
         for number, junk in enumerate([*ANYTHING, *CARDS]):
             admin.set(f"{HEARTBEAT_PREFIX}junk{number}", junk, ex=60)
@@ -126,11 +126,11 @@ def test_heartbeats_that_are_not_ours_hide_no_worker(client: ImpatientClient, va
         Presence(connect(valkey.url), InstanceId.current(), "ai-interactive").beat()
         admin.set(f"{HEARTBEAT_PREFIX}other", card(somethingNew=[1]), ex=60)
         assert {each.pid for each in PresenceReader(client).read()} == {77, InstanceId.current().pid}
-        told = [line["kind"] for line in lines() if line["event"] == "stored.unreadable"]
-    assert told == ["heartbeat"]
+        logged = [line["kind"] for line in lines() if line["event"] == "stored.unreadable"]
+    assert logged == ["heartbeat"]
 
 
-def test_call_slot_that_is_not_ours_is_free(client: ImpatientClient, valkey: ValkeyServer) -> None:
+def test_invalid_call_slot_value_is_free(client: ImpatientClient, valkey: ValkeyServer) -> None:
     slots = RedisCallSlots(SharedTexts(client), InstanceId.current())
     junk = [b"junk", b"\xff", b"a~b~c~\xc2\xb2~e~f", b"a~b~c~" + b"9" * 5000 + b"~e~f"]
     with valkey.client() as admin:
@@ -145,7 +145,7 @@ def test_call_slot_that_is_not_ours_is_free(client: ImpatientClient, valkey: Val
 
 
 @pytest.mark.parametrize("junk", [b"", b"\xff", b"[" * 1000])
-def test_cancel_hint_of_any_text_is_a_hint(redis_url: str, valkey: ValkeyServer, junk: bytes) -> None:
+def test_cancel_hint_with_any_text_counts(redis_url: str, valkey: ValkeyServer, junk: bytes) -> None:
     broker = RedisBroker.at(redis_url, KEYS)
     with valkey.client() as admin:
         admin.set(cancel_key("one"), junk)

@@ -1,4 +1,4 @@
-"""Heartbeats: who is at work, with what, and who is gone."""
+"""Heartbeats: live workers, their active jobs, and workers that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.servers import ValkeyServer
 
 
 def reader_at(redis_url: str) -> PresenceReader:
-    """One that asks again at once, whatever the last answer was."""
+    """Return a reader that retries at once after an error."""
     return PresenceReader(ImpatientClient(connect(redis_url), pause_s=0))
 
 
@@ -28,7 +28,7 @@ def present(reader: PresenceReader) -> WorkerPresence:
     return found[0]
 
 
-def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
+def test_active_jobs_are_written_at_each_start_and_end(redis_url: str) -> None:
     instance = InstanceId.current()
     presence, reader = Presence(connect(redis_url), instance, "ai-interactive"), reader_at(redis_url)
     presence.start()
@@ -48,7 +48,7 @@ def test_the_active_jobs_are_told_at_each_start_and_end(redis_url: str) -> None:
     assert reader.read() == []
 
 
-def test_a_crowd_of_quick_jobs_costs_no_write_for_each(redis_url: str) -> None:
+def test_writes_for_quick_jobs_are_batched(redis_url: str) -> None:
     client, reader, last = connect(redis_url), reader_at(redis_url), new_id()
     writes: list[float] = []
     write = client.set
@@ -59,12 +59,12 @@ def test_a_crowd_of_quick_jobs_costs_no_write_for_each(redis_url: str) -> None:
         presence.started(job_id)
         presence.finished(job_id)
     presence.started(last)
-    poll(lambda: reader.read() and present(reader).active_job_ids == (last,), what="the last state is told")
+    poll(lambda: reader.read() and present(reader).active_job_ids == (last,), what="the last state is written")
     presence.leave()
     assert all(later - earlier >= GATHER_S for earlier, later in itertools.pairwise(writes)), writes
 
 
-def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, valkey: ValkeyServer) -> None:
+def test_heartbeat_has_the_documented_fields_and_expires(redis_url: str, valkey: ValkeyServer) -> None:
     instance = InstanceId.current()
     Presence(connect(redis_url), instance, "ai-background").beat()
 
@@ -85,9 +85,7 @@ def test_the_heartbeat_holds_the_documented_fields_and_runs_out(redis_url: str, 
     }
 
 
-def test_a_live_worker_is_back_at_its_next_beat_after_redis_lost_everything(
-    redis_url: str, valkey: ValkeyServer
-) -> None:
+def test_live_worker_is_listed_again_after_redis_lost_its_data(redis_url: str, valkey: ValkeyServer) -> None:
     presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
     reader = reader_at(redis_url)
     presence.start()
@@ -99,7 +97,7 @@ def test_a_live_worker_is_back_at_its_next_beat_after_redis_lost_everything(
     presence.leave()
 
 
-def test_no_job_waits_for_a_frozen_redis(redis_url: str, valkey: ValkeyServer) -> None:
+def test_frozen_redis_does_not_delay_jobs(redis_url: str, valkey: ValkeyServer) -> None:
     presence = Presence(connect(redis_url), InstanceId.current(), "ai-interactive", beat_s=0.1)
     reader = reader_at(redis_url)
     presence.start()
@@ -107,7 +105,7 @@ def test_no_job_waits_for_a_frozen_redis(redis_url: str, valkey: ValkeyServer) -
     valkey.freeze()
 
     ids = [new_id() for _ in range(500)]
-    for job_id in ids:  # Each would wait 1.5 s if it wrote itself, which the test's time limit forbids.
+    for job_id in ids:  # If each one waited 1.5 s for a write, the test's time limit would be exceeded.
         presence.started(job_id)
         presence.finished(job_id)
     presence.started("at-work")
@@ -119,7 +117,7 @@ def test_no_job_waits_for_a_frozen_redis(redis_url: str, valkey: ValkeyServer) -
     presence.leave()
 
 
-def test_a_dead_workers_age_is_told_by_redis_and_not_by_the_workers_clock(redis_url: str, valkey: ValkeyServer) -> None:
+def test_age_of_a_heartbeat_is_measured_by_redis(redis_url: str, valkey: ValkeyServer) -> None:
     instance = InstanceId.current()
     Presence(connect(redis_url), instance, "ai-interactive").beat()
 
@@ -129,7 +127,7 @@ def test_a_dead_workers_age_is_told_by_redis_and_not_by_the_workers_clock(redis_
     assert 69 <= present(reader_at(redis_url)).age_s <= 71
 
 
-def test_what_nobody_of_ours_wrote_is_left_out(redis_url: str, valkey: ValkeyServer) -> None:
+def test_invalid_heartbeats_are_skipped(redis_url: str, valkey: ValkeyServer) -> None:
     with valkey.client() as admin:
         admin.set(f"{HEARTBEAT_PREFIX}a", "junk", ex=50)
         admin.set(f"{HEARTBEAT_PREFIX}b", "[]", ex=50)
@@ -139,7 +137,7 @@ def test_what_nobody_of_ours_wrote_is_left_out(redis_url: str, valkey: ValkeySer
     assert reader_at(redis_url).read() == []
 
 
-def test_presence_needs_no_more_than_the_documented_rules(start_valkey: Callable[..., ValkeyServer]) -> None:
+def test_presence_works_under_the_documented_acl_rules(start_valkey: Callable[..., ValkeyServer]) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
     client = connect(server.url_for("aijobs", "secret"))
     presence = Presence(client, InstanceId.current(), "ai-interactive")

@@ -1,4 +1,4 @@
-"""Jobs that end their process: they take no other with them, and `huey_consumer` goes on with the good ones."""
+"""Jobs that kill their process: they die alone, and `huey_consumer` runs the other jobs."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from tests.support.rows import prepare_database
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120
-"""Each death of a process is followed by a start, which a busy machine takes its time for."""
+"""Each death of a process is followed by a start, which is slow on a busy machine."""
 
 
 class DeadlySite(Site):
-    """A site whose workers know the deadly job type, and whose interactive worker is started again when it dies."""
+    """A site whose workers know the deadly job type, and whose interactive worker is restarted when it dies."""
 
     worker: Program
     options: Sequence[str] = ()
     starts = 0
-    """How often the interactive worker was started."""
+    """Number of starts of the interactive worker."""
 
     def keep_worker(self, *options: str) -> None:
-        """Start the interactive worker."""
+        """Start the interactive worker with options for its restarts."""
         self.options = options
         self.worker = self.start("interactive", *options)
         self.starts += 1
 
     def order_of(self, user: str, *calls: dict[str, Any]) -> str:
-        """A deadly job of this user."""
+        """Create a deadly job of this user."""
         request = CreateJobInput(user, deadly_job.JOB_TYPE, "Note", "note-1", {"calls": list(calls) or [{}]})
         return self.services.jobs.create_job(request).job.id
 
     def wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait, and start the worker again whenever it has died."""
+        """Wait, and restart the worker whenever it has died."""
 
         def look() -> bool:
             if not self.worker.is_running:
@@ -67,22 +67,22 @@ class DeadlySite(Site):
             session.execute(update(AiJob).where(AiJob.id == job_id).values(uncharged_losses=1))
 
     def losses(self, job_id: str) -> tuple[int, int]:
-        """Charged and uncharged ones, as the row has them; the history must agree."""
+        """Return charged and uncharged losses from the row; assert that the history agrees."""
         job = self.job(job_id)
         with self.services.database.read() as session:
             rows = session.execute(
                 select(AiJobEvent.error_code).where(AiJobEvent.job_id == job_id, AiJobEvent.type == "lease_lost")
             )
-            told = [code is not None for code in rows.scalars()]
-        assert (job.lost_count, job.uncharged_losses) == (told.count(True), told.count(False))
+            charged = [code is not None for code in rows.scalars()]
+        assert (job.lost_count, job.uncharged_losses) == (charged.count(True), charged.count(False))
         return job.lost_count, job.uncharged_losses
 
     def children(self) -> list[psutil.Process]:
-        """The processes that the worker has started."""
+        """Return the child processes of the worker."""
         return psutil.Process(self.worker.pid).children(recursive=True)
 
     def wait_for_child(self, job_id: str) -> psutil.Process:
-        """The child, once it has the job in hand."""
+        """Wait until the child runs the job, and return it."""
         poll(lambda: self.job(job_id).locked_by is not None, timeout=60, what=f"{job_id} is run")
         (child,) = self.children()
         return child
@@ -125,14 +125,14 @@ def test_poison_jobs_die_alone_and_good_jobs_succeed(site: DeadlySite, workers: 
     assert site.starts == 2, "one worker process is lost, however many jobs kill theirs"
 
 
-def test_sigterm_gives_a_suspects_lease_back_uncharged_and_ends_its_stuck_code(site: DeadlySite) -> None:
+def test_sigterm_releases_a_suspect_uncharged_and_ends_its_child(site: DeadlySite) -> None:
     job_id = site.order_of("learner", {"way": "stuck"})
     site.make_suspect(job_id)
     site.keep_worker("-w", "2", "-t", "0.5")
     child = site.wait_for_child(job_id)
 
     site.worker.send_signal(signal.SIGTERM)
-    child.send_signal(signal.SIGTERM)  # As a supervisor does that signals the whole group.
+    child.send_signal(signal.SIGTERM)  # Some supervisors signal the whole process group.
 
     assert site.worker.wait(30) == 0
     assert not child.is_running()
@@ -141,7 +141,7 @@ def test_sigterm_gives_a_suspects_lease_back_uncharged_and_ends_its_stuck_code(s
     assert all(isinstance(json.loads(line), dict) for line in site.worker.output.splitlines())
 
 
-def test_a_killed_worker_leaves_no_child_and_its_suspect_is_not_charged(site: DeadlySite) -> None:
+def test_killed_worker_leaves_no_child_and_its_suspect_is_not_charged(site: DeadlySite) -> None:
     job_id = site.order_of("learner", {"way": "stuck"}, {})
     site.make_suspect(job_id)
     site.keep_worker("-w", "1")
@@ -156,7 +156,7 @@ def test_a_killed_worker_leaves_no_child_and_its_suspect_is_not_charged(site: De
     assert (job.lifecycle_status, job.lost_count, job.uncharged_losses) == ("succeeded", 0, 2)
 
 
-def test_a_child_ends_with_its_worker_though_a_job_of_the_worker_left_a_fork(site: DeadlySite) -> None:
+def test_child_ends_with_its_worker_even_if_a_job_left_a_fork(site: DeadlySite) -> None:
     stays = site.services.settings.instance_path / "stays"
     suspect = site.order_of("learner")
     site.make_suspect(suspect)
@@ -176,7 +176,7 @@ def test_a_child_ends_with_its_worker_though_a_job_of_the_worker_left_a_fork(sit
     poll(lambda: not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE, what="the fork is gone")
 
 
-def test_a_worker_whose_container_is_started_again_loses_no_process_to_the_next_job_that_kills_it(
+def test_worker_of_a_restarted_container_survives_the_next_job_that_kills_its_process(
     site: DeadlySite,
 ) -> None:
     held, poison = site.order_of("learner"), site.order_of("poisoner", {"way": "exit"})
@@ -190,7 +190,7 @@ def test_a_worker_whose_container_is_started_again_loses_no_process_to_the_next_
     assert site.job(held).locked_by is not None, "its worker may live"
 
 
-def test_good_jobs_flow_while_one_suspect_runs_and_others_wait(site: DeadlySite) -> None:
+def test_suspects_run_one_at_a_time_and_do_not_delay_good_jobs(site: DeadlySite) -> None:
     go = site.services.settings.instance_path / "go"
     suspects = [site.order_of("poisoner", {"wait_for": str(go)}) for _ in range(3)]
     for job_id in suspects:

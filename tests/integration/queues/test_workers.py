@@ -1,4 +1,4 @@
-"""The three queues as they are deployed: `huey_consumer aijobs.workers.…` over a real database and broker."""
+"""The three queues as deployed: `huey_consumer aijobs.workers.…` over a real database and broker."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.web.console.stage import Console, add_operators
 HUEY_CONSUMER = Path(sys.executable).with_name("huey_consumer")
 USER = "user"
 BUSY_S = 10
-"""What a busy machine may take beyond the periods that are configured."""
+"""Extra time for a busy machine, beyond the configured periods."""
 
 
 class Site:
-    """A database, a broker's address, and the consumers that work on them."""
+    """A database, a broker's address, and their consumers."""
 
     def __init__(
         self, processes: Processes, folder: Path, database_url: str, redis_url: str, settings: Mapping[str, str]
@@ -61,13 +61,13 @@ class Site:
         self.services: Services = build_services(Settings.load(self.env))
 
     def start(self, queue: str, *options: str, **env: str) -> Program:
-        """A consumer that is at work."""
+        """Start a consumer and wait until it works."""
         consumer = self.spawn(queue, *options, **env)
         consumer.wait_for_output("Huey consumer started", timeout=30)
         return consumer
 
     def spawn(self, queue: str, *options: str, **env: str) -> Program:
-        # From a folder that isn't the project: nothing may hang on where one stands.
+        # From another folder than the project: nothing may depend on the working directory.
         return self._processes.spawn(
             [HUEY_CONSUMER, f"aijobs.workers.{queue}", *options],
             env={**self.env, **env},
@@ -76,11 +76,11 @@ class Site:
         )
 
     def create(self, *calls: dict[str, Any]) -> str:
-        """A synthetic job; its creator hands its message over, if the broker is there."""
+        """Create a synthetic job, whose message is handed over if the broker is reachable."""
         return self.order("synthetic", {"calls": list(calls) or [{"artifacts": 2}]})
 
     def order(self, job_type: str, job_input: dict[str, Any]) -> str:
-        """A job of any type."""
+        """Create a job of any type."""
         made = self.services.jobs.create_job(CreateJobInput(USER, job_type, "Note", "note-1", job_input))
         return made.job.id
 
@@ -133,13 +133,13 @@ def _build_sites(processes: Processes, run: Run, create_database: Callable[..., 
 
 @pytest.fixture
 def build_site(processes: Processes, run: Run, create_sqlite_database: Callable[..., str]) -> Iterator[SiteBuilder]:
-    """`build_site(redis_url, **settings)`: a site over a fresh database."""
+    """`build_site(redis_url, **settings)` returns a site over a fresh database."""
     yield from _build_sites(processes, run, create_sqlite_database)
 
 
 @pytest.fixture
 def build_site_on_each(processes: Processes, run: Run, create_database: Callable[..., str]) -> Iterator[SiteBuilder]:
-    """As `build_site`, over each kind of database in turn."""
+    """Like `build_site`, over each kind of database in turn."""
     yield from _build_sites(processes, run, create_database)
 
 
@@ -148,7 +148,7 @@ def site(build_site: SiteBuilder, redis_url: str) -> Site:
     return build_site(redis_url)
 
 
-def test_importing_the_workers_needs_no_settings_no_database_and_no_broker(processes: Processes, run: Run) -> None:
+def test_import_of_the_workers_needs_no_settings_database_or_broker(processes: Processes, run: Run) -> None:
     script = (
         "from aijobs import workers; print(workers.maintenance._registry.periodic_tasks, "
         "list(workers.interactive._registry._registry), list(workers.background._registry._registry))"
@@ -164,7 +164,7 @@ def test_importing_the_workers_needs_no_settings_no_database_and_no_broker(proce
     assert list(folder.iterdir()) == []
 
 
-def test_a_job_goes_from_its_creators_hand_to_its_end(site: Site) -> None:
+def test_created_job_is_handed_over_and_succeeds(site: Site) -> None:
     consumer = site.start("interactive", "-w", "2")
 
     job = site.wait_for(site.create(), "succeeded")
@@ -176,7 +176,7 @@ def test_a_job_goes_from_its_creators_hand_to_its_end(site: Site) -> None:
 
 
 @pytest.mark.long
-def test_a_job_made_while_the_broker_was_away_is_sent_by_the_dispatcher_once_it_is_back(
+def test_job_created_during_a_broker_outage_runs_after_it(
     build_site: SiteBuilder, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey()
@@ -195,7 +195,7 @@ def test_a_job_made_while_the_broker_was_away_is_sent_by_the_dispatcher_once_it_
         assert consumer.stop() == 0
 
 
-def test_what_a_killed_worker_held_is_taken_up_at_once_by_the_next_on_its_host(site: Site) -> None:
+def test_job_of_a_killed_worker_is_taken_over_by_the_next_on_its_host(site: Site) -> None:
     first = site.start("interactive", "-w", "1")
     job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
     site.wait_for(job_id, "running")
@@ -211,10 +211,10 @@ def test_what_a_killed_worker_held_is_taken_up_at_once_by_the_next_on_its_host(s
     assert site.history(job_id) == ["created", "locked", "lease_lost", "locked", "succeeded"]
 
 
-def test_what_a_killed_worker_held_waits_for_no_lease_where_a_maintenance_consumer_starts_on_its_host(
+def test_starting_maintenance_consumer_takes_leases_of_killed_workers_on_its_host(
     build_site: SiteBuilder, redis_url: str
 ) -> None:
-    site = build_site(redis_url, AIJOBS_LEASE_S="86400")  # No reaper could take it today.
+    site = build_site(redis_url, AIJOBS_LEASE_S="86400")  # The lease doesn't expire during the test.
     worker = site.start("interactive", "-w", "1")
     job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
     held = site.wait_for(job_id, "running")
@@ -231,18 +231,18 @@ def test_what_a_killed_worker_held_waits_for_no_lease_where_a_maintenance_consum
 
 
 @pytest.mark.long
-def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever(
+def test_jobs_of_killed_workers_are_not_shown_as_running_for_ever(
     build_site_on_each: SiteBuilder, redis_url: str, tmp_path: Path
 ) -> None:
-    """Each is killed in the middle of a call: the last worker that one job may lose, and another job's first."""
+    """Kill two workers during a call: one is the last loss that a job may have, the other is a job's first loss."""
     with FakeLlm() as llm:
         llm.script(faults.hang())
         providers = tmp_path / "providers.toml"
         providers.write_text(PROVIDERS.format(url=llm.url))
-        # Not too short: a worker that a busy machine keeps waiting must not count as lost before it is.
+        # Not shorter: on a busy machine a live worker must not count as lost.
         leases = SHORT_LEASES | {"AIJOBS_LEASE_S": "4"}
         site = build_site_on_each(redis_url, AIJOBS_PROVIDERS=str(providers), **leases)
-        # Before the kill, so that it is no start of a consumer that gives the jobs back.
+        # Started before the kill, so that no starting consumer releases the jobs.
         maintenance = site.start("maintenance", "-w", "1")
         lost_before, background = (site.spawn(queue, "-w", "1") for queue in ("interactive", "background"))
         ending, going_on = jobs = [site.create({"sleep_ms": 600_000}), site.order("flashcard_generation", SAMPLE_INPUT)]
@@ -250,7 +250,7 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
         lost_before.kill()
         interactive = site.start("interactive", "-w", "1")
         poll(lambda: sorted(site.active_jobs()) == [ending, *jobs], timeout=30, what="another has the first one's job")
-        with site.services.database.transaction() as session:  # One more will be too many.
+        with site.services.database.transaction() as session:  # The next loss fails the job.
             session.execute(update(AiJob).where(AiJob.id == ending).values(uncharged_losses=4))
         llm.wait_for_calls(1)
         client = create_app(services=site.services).test_client()
@@ -266,12 +266,12 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
         poll(
             lambda: "running" not in [job["phase"] for job in ask()],
             timeout=settings.lease_s + settings.lease_grace_s + settings.reaper_s + BUSY_S,
-            what="no client is told any more that its job runs",
+            what="no job is shown as running",
         )
 
     failed, retrying = ask()
     assert (failed["lifecycleStatus"], failed["errorCode"]) == ("failed", "INTERNAL_WORKER_LOST")
-    assert failed["publicErrorMessage"] == describe("INTERNAL_WORKER_LOST").en, "and nothing of a stack"
+    assert failed["publicErrorMessage"] == describe("INTERNAL_WORKER_LOST").en, "and no stack trace"
     assert (retrying["phase"], retrying["attempt"]) == ("retrying", 1)
     assert site.history(ending) == ["created", "locked", "lease_lost", "locked", "lease_lost", "failed"]
     assert site.history(going_on) == ["created", "locked", "provider_called", "lease_lost"]
@@ -287,15 +287,16 @@ def test_clients_of_killed_workers_that_nobody_starts_again_do_not_poll_for_ever
     assert [count.find_next("dd").get_text(strip=True) for count in running] == ["0", "0"]
     dead = {worker.pid for worker in (lost_before, interactive, background)}
     shown = {pid: worker for pid, worker in _workers_shown(console).items() if pid in dead}
-    assert shown == dict.fromkeys(dead, ("late", "0 of 1")), "none is shown with a job that it no longer has"
-    # Who holds a job is shown, beating or not: nobody is once the heartbeats' time is over, which is over here at once.
+    assert shown == dict.fromkeys(dead, ("late", "0 of 1")), "no worker is shown with a job that it has lost"
+    # The page shows workers that have a heartbeat or hold a job. Delete the heartbeats instead of waiting for their
+    # end.
     beats = [beat.instance_id for beat in site.services.presence.read() if beat.pid in dead]
     site.services.broker.client.delete(*(HEARTBEAT_PREFIX + instance for instance in beats))
     assert set(_workers_shown(console)) == {maintenance.pid}
 
 
 def _workers_shown(console: Console) -> dict[int, tuple[str, str]]:
-    """The state of each worker on the console's page of workers, and how many jobs it has, by its pid."""
+    """Return state and number of jobs of each worker on the console's page of workers, by pid."""
     table = console.soup("/console/workers").find("section", attrs={"aria-label": "List of workers"})
     return {
         int(row.th.find(class_="strong").get_text().rpartition(":")[2]): (
@@ -306,7 +307,7 @@ def _workers_shown(console: Console) -> dict[int, tuple[str, str]]:
     }
 
 
-def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
+def test_deploy_loses_no_attempt(site: Site) -> None:
     first = site.start("interactive", "-w", "2", AIJOBS_SHUTDOWN_GRACE_S="1")
     job_id = site.create({"sleep_ms": 600_000}, {"artifacts": 1})
     poll(lambda: site.active_jobs() == [job_id], what="the heartbeat names the job")
@@ -321,7 +322,7 @@ def test_a_deploy_costs_no_lost_attempt(site: Site) -> None:
     assert (job.attempt_no, job.lost_count) == (2, 0)
 
 
-def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServer) -> None:
+def test_message_lost_by_redis_is_sent_again(site: Site, valkey: ValkeyServer) -> None:
     site.start("maintenance", AIJOBS_REDRIVE_S="1", AIJOBS_REDRIVE_DUE_S="1")
     job_id = site.create()
     poll(lambda: site.event_of(job_id).status == OutboxState.PUBLISHED, what="the event is published")
@@ -333,7 +334,7 @@ def test_a_message_that_redis_lost_is_sent_again(site: Site, valkey: ValkeyServe
     assert site.wait_for(job_id, "succeeded").attempt_no == 1
 
 
-def test_a_job_runs_under_the_documented_redis_user(
+def test_job_runs_under_the_documented_redis_user(
     build_site: SiteBuilder, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
@@ -348,7 +349,7 @@ def test_a_job_runs_under_the_documented_redis_user(
         assert admin.acl_log() == []
 
 
-def test_a_consumer_without_w_has_the_threads_of_its_queues_policy(site: Site) -> None:
+def test_consumer_without_option_w_has_the_threads_of_its_queue_policy(site: Site) -> None:
     consumers = [site.start("interactive"), site.start("background"), site.start("background", "-w", "1")]
     consumers.append(site.start("interactive", "-w", "3"))
 
@@ -362,7 +363,7 @@ def _slots_of(site: Site, consumers: list[Program]) -> list[int | None] | None:
 
 
 @pytest.mark.parametrize("queue", ["interactive", "maintenance"])
-def test_a_database_without_our_schema_is_refused_in_one_line(
+def test_database_without_a_schema_is_refused_in_one_line(
     site: Site, queue: str, create_sqlite_database: Callable[..., str]
 ) -> None:
     consumer = site.spawn(queue, AIJOBS_DATABASE_URL=create_sqlite_database())
@@ -371,7 +372,7 @@ def test_a_database_without_our_schema_is_refused_in_one_line(
     assert consumer.output == "aijobs: the database has no schema yet: run `aijobs db upgrade`\n"
 
 
-def test_a_database_that_does_not_answer_is_refused_in_one_line_without_its_password(site: Site) -> None:
+def test_unreachable_database_is_refused_in_one_line_without_its_password(site: Site) -> None:
     url = f"postgresql+psycopg://someone:canary-password@127.0.0.1:{free_port()}/nowhere"
 
     consumer = site.spawn("background", AIJOBS_DATABASE_URL=url)
@@ -382,7 +383,7 @@ def test_a_database_that_does_not_answer_is_refused_in_one_line_without_its_pass
     assert "canary-password" not in line
 
 
-def test_everything_that_a_consumer_writes_is_a_line_of_json(site: Site) -> None:
+def test_consumer_output_is_json_lines(site: Site) -> None:
     consumers = [site.start(queue) for queue in ("interactive", "background", "maintenance")]
     site.wait_for(site.create(), "succeeded")
 

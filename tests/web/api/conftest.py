@@ -1,4 +1,4 @@
-"""The web application over a migrated database and a real broker, and people who ask it."""
+"""Fixtures: the web application over a migrated database and a real broker, and its users and operators."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def client(app: Flask) -> FlaskClient:
 
 
 def user_token(sub: Any = "u1", **claims: Any) -> str:
-    """A token of the learning app."""
+    """Return a token of the learning app for the user `sub`."""
     return jwt.encode({"sub": sub, "exp": time.time() + 600, **claims}, SECRET, "HS256")
 
 
 def as_user(sub: str = "u1") -> dict[str, str]:
-    """The header of a user's request."""
+    """Return the headers of a request by the user `sub`."""
     return {"Authorization": f"Bearer {user_token(sub)}"}
 
 
 @dataclass(frozen=True)
 class Person:
-    """An operator and the header of his token's requests."""
+    """An operator and the headers of a request with their token."""
 
     username: str
     headers: dict[str, str]
@@ -84,7 +84,7 @@ class Person:
 
 @pytest.fixture
 def operator(database: Database) -> Callable[[str], Person]:
-    """`operator(role)`: somebody with that role and a token."""
+    """`operator(role)` creates an operator with that role and a token."""
 
     def make(role: str) -> Person:
         username = f"{role.lower()}-{time.monotonic_ns()}"

@@ -1,4 +1,4 @@
-"""Who may do what in the admin API, checked at each request against the database."""
+"""Permissions in the admin API: each request checks them against the database."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALLOWED = {
 
 @pytest.fixture
 def places(database: Database) -> dict[str, str]:
-    """A failed job with an input that can be copied, and a dead end event."""
+    """Add a failed job with a snapshot to copy, and a dead end event."""
     from tests.support.rows import build_snapshot
 
     job = build_job(**ended("failed"))
@@ -59,7 +59,7 @@ def places(database: Database) -> dict[str, str]:
     return {"job": job.id, "event": event.id, "provider": "deepseek"}
 
 
-def test_the_table_holds_every_route() -> None:
+def test_table_covers_every_route() -> None:
     assert {(m, p.replace("{job}", "{jobId}").replace("{event}", "{eventId}")) for m, p, _, _ in ROUTES.values()} == {
         (operation.method, operation.path) for operation in admin.OPERATIONS
     }
@@ -67,7 +67,7 @@ def test_the_table_holds_every_route() -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("who", ["anonymous", "user", "nonsense", *ALLOWED])
-def test_each_route_is_for_whom_it_is_for(
+def test_each_route_requires_its_permission(
     client: FlaskClient, operator: MakeOperator, places: dict[str, str], route: str, who: str
 ) -> None:
     method, path, options, right = ROUTES[route]
@@ -89,7 +89,7 @@ def test_each_route_is_for_whom_it_is_for(
 
 
 @pytest.mark.parametrize("who", ["VIEWER", "OPERATOR", "SUPER_ADMIN"])
-def test_the_internal_message_is_for_the_super_admin_alone(
+def test_internal_message_is_shown_to_super_admins_only(
     client: FlaskClient, database: Database, operator: MakeOperator, who: str
 ) -> None:
     job = build_job(**ended("failed", internal_error_message='File "engine.py", line 7, in run'))
@@ -109,7 +109,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_taken_away_is_gone_at_the_next_request(
+def test_revoked_permission_is_refused_at_the_next_request(
     client: FlaskClient, database: Database, operator: MakeOperator, change: str
 ) -> None:
     headers = operator("OPERATOR").headers
@@ -122,7 +122,7 @@ def test_what_is_taken_away_is_gone_at_the_next_request(
 
 @pytest.fixture
 def signed_in(app: Flask, operator: MakeOperator) -> Callable[[str], FlaskClient]:
-    """`signed_in(role)`: a browser with the session of an operator."""
+    """`signed_in(role)` returns a client with an operator's session."""
 
     def sign(role: str) -> FlaskClient:
         username = operator(role).username
@@ -146,7 +146,7 @@ def signed_in(app: Flask, operator: MakeOperator) -> Callable[[str], FlaskClient
     return sign
 
 
-def test_a_sessions_write_needs_its_token_in_the_header(
+def test_write_with_a_session_requires_the_csrf_header(
     signed_in: Callable[[str], FlaskClient], places: dict[str, str]
 ) -> None:
     client = signed_in("OPERATOR")
@@ -171,7 +171,7 @@ def test_a_sessions_write_needs_its_token_in_the_header(
     assert client.post(path, headers={"X-CSRF-Token": token}).status_code == 200
 
 
-def test_a_header_stands_alone_whatever_session_comes_with_it(
+def test_authorization_header_takes_precedence_over_a_session(
     signed_in: Callable[[str], FlaskClient], places: dict[str, str]
 ) -> None:
     client = signed_in("SUPER_ADMIN")
@@ -203,12 +203,12 @@ def test_session_that_has_ended_is_unauthorized_in_the_api(
     assert "Location" not in answer.headers
 
 
-def test_the_users_api_knows_no_session(signed_in: Callable[[str], FlaskClient]) -> None:
+def test_session_is_unauthorized_in_the_user_api(signed_in: Callable[[str], FlaskClient]) -> None:
     client = signed_in("SUPER_ADMIN")
     assert client.get("/api/ai/jobs").status_code == 401
 
 
-def test_every_action_leaves_who_did_what_why_and_what_came_of_it(
+def test_every_action_writes_an_audit_row_with_actor_reason_and_result(
     client: FlaskClient, database: Database, operator: MakeOperator, places: dict[str, str]
 ) -> None:
     person = operator("SUPER_ADMIN")
@@ -244,7 +244,7 @@ def test_every_action_leaves_who_did_what_why_and_what_came_of_it(
 
 
 def dump(database: Database) -> dict[str, list[Any]]:
-    """All rows of all tables."""
+    """Return all rows of all tables."""
     from aijobs.db.database import Base
 
     with database.read() as session:
@@ -259,7 +259,7 @@ def test_get_changes_nothing_on_any_route(
 ) -> None:
     client = app.test_client()
     headers_of = [{}, as_user(), operator("SUPER_ADMIN").headers]
-    for headers in headers_of:  # A token's first use within the hour is noted.
+    for headers in headers_of:  # The first use of a token within an hour writes its time.
         client.get("/admin-api/ai/jobs", headers=headers)
     before = dump(database)
     rules = [rule for rule in app.url_map.iter_rules() if rule.endpoint != "static"]
@@ -274,7 +274,7 @@ def test_get_changes_nothing_on_any_route(
     assert dump(database) == before
 
 
-def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
+def test_sign_in_is_rate_limited_after_five_wrong_passwords(
     app: Flask, client: FlaskClient, database: Database, operator: MakeOperator
 ) -> None:
     from flask import request
@@ -293,7 +293,7 @@ def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
     username = operator("OPERATOR").username
     for _ in range(4):
         assert attempt(username, "wrong").json == {"in": False}
-    assert attempt(username, PASSWORD).json == {"in": True}  # It counts from here again.
+    assert attempt(username, PASSWORD).json == {"in": True}  # A success resets the count.
     for _ in range(5):
         assert attempt(username, "wrong").json == {"in": False}
     for password in (PASSWORD, "wrong"):
@@ -301,7 +301,7 @@ def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
         assert refused.status_code == 429
         assert refused.json["error"]["code"] == "RATE_LIMITED"
         assert int(refused.headers["Retry-After"]) > 0
-    # Nobody can lock an operator out from elsewhere, and another operator isn't meant.
+    # The limit is per address and operator: other addresses and other operators can sign in.
     assert attempt(username, PASSWORD, "10.0.0.2").json == {"in": True}
     assert attempt(operator("VIEWER").username, PASSWORD).json == {"in": True}
     with database.read() as session:
@@ -309,7 +309,7 @@ def test_wrong_passwords_are_slowed_down_and_the_right_one_too(
     assert {tuple(row) for row in counted} == {("login_failed", 9), ("login", 3)}, "one row for each attempt"
 
 
-def test_one_address_that_tries_many_names_is_slowed_down_and_another_is_not(
+def test_address_that_tries_many_names_is_rate_limited_and_another_is_not(
     services: Services, database: Database
 ) -> None:
     def attempts(number: int, address: str) -> LoginAttempts:
@@ -324,7 +324,7 @@ def test_one_address_that_tries_many_names_is_slowed_down_and_another_is_not(
     attempts(PER_ADDRESS, "10.0.0.2").check()
 
 
-def test_a_username_that_is_nobodys_is_never_written_down(app: Flask, client: FlaskClient, database: Database) -> None:
+def test_unknown_username_is_never_stored(app: Flask, client: FlaskClient, database: Database) -> None:
     from flask import request
 
     @app.post("/api/test-login")
@@ -338,7 +338,7 @@ def test_a_username_that_is_nobodys_is_never_written_down(app: Flask, client: Fl
     assert "OR 1=1" not in rows
 
 
-def test_a_login_takes_as_long_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sign_in_of_an_unknown_user_verifies_a_dummy_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     from aijobs.web import auth
 
     verified: list[str] = []
@@ -364,6 +364,6 @@ def test_unknown_targets_are_not_found(client: FlaskClient, operator: MakeOperat
         assert (answer.status_code, answer.json["error"]["code"]) == (404, "NOT_FOUND")
 
 
-def test_no_operation_is_without_a_right() -> None:
+def test_every_admin_operation_has_a_permission_and_no_user_operation_has_one() -> None:
     assert all(operation.right for operation in admin.OPERATIONS)
     assert not any(operation.right for operation in user.OPERATIONS)

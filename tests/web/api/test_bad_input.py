@@ -1,4 +1,4 @@
-"""What people send that can't be used: 4xx that names the fault, no row left behind, never a 500."""
+"""Invalid requests: the answer is a 4xx that names the error, no row is written, and nothing is a 500."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH = "/api/learning/flashcards"
 
 
 def changed(path: str, value: Any) -> bytes:
-    """The good body with another value at `path`, as JSON."""
+    """Return the valid body with `value` at `path`, as JSON."""
     body = json.loads(json.dumps(GOOD))
     *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     inner = body
@@ -72,7 +72,7 @@ def nothing_is_left(database: Database) -> Any:
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_a_body_that_cannot_be_read_is_refused(client: FlaskClient, body: bytes) -> None:
+def test_unreadable_body_is_a_bad_request(client: FlaskClient, body: bytes) -> None:
     answer = client.post(PATH, data=body, content_type="application/json", headers=as_user())
     assert answer.status_code == 400
     assert answer.json["error"]["code"] == "BAD_REQUEST"
@@ -80,8 +80,8 @@ def test_a_body_that_cannot_be_read_is_refused(client: FlaskClient, body: bytes)
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_each_depth_beyond_the_limit_is_refused_alike(client: FlaskClient) -> None:
-    """One limit: not one for the parser and another for the store, with a gap between that is answered otherwise."""
+def test_all_depths_beyond_the_limit_get_the_same_answer(client: FlaskClient) -> None:
+    """The parser and the store must share one limit, otherwise depths between two limits get another answer."""
     answers = {}
     for levels in range(MAX_DEPTH - 1, MAX_DEPTH + 5):
         deep = b'{"source":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
@@ -118,7 +118,7 @@ NAMED = {
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(("body", "field"), NAMED.values(), ids=NAMED.keys())
-def test_a_field_that_cannot_be_used_is_named(client: FlaskClient, body: bytes, field: str) -> None:
+def test_invalid_field_is_named(client: FlaskClient, body: bytes, field: str) -> None:
     answer = client.post(PATH, data=body, content_type="application/json", headers=as_user())
     assert answer.status_code == 422, answer.json
     assert answer.json["error"]["code"] == "INPUT_INVALID"
@@ -128,7 +128,7 @@ def test_a_field_that_cannot_be_used_is_named(client: FlaskClient, body: bytes, 
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("missing", ["lang", "source", "segments"])
-def test_a_field_that_is_missing_is_named(client: FlaskClient, missing: str) -> None:
+def test_missing_field_is_named(client: FlaskClient, missing: str) -> None:
     body = {name: value for name, value in GOOD.items() if name != missing}
     answer = client.post(PATH, json=body, headers=as_user())
     assert answer.status_code == 422
@@ -147,33 +147,31 @@ def test_a_field_that_is_missing_is_named(client: FlaskClient, missing: str) -> 
         "application/json; charset=utf-16",
     ],
 )
-def test_only_json_is_taken(client: FlaskClient, content_type: str) -> None:
+def test_other_content_types_than_json_are_refused(client: FlaskClient, content_type: str) -> None:
     answer = client.post(PATH, data=json.dumps(GOOD), content_type=content_type, headers=as_user())
     assert answer.status_code == 415
     assert answer.json["error"]["code"] == "UNSUPPORTED_MEDIA_TYPE"
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_body_beyond_the_limit_is_refused_whatever_it_says_of_its_length(
-    client: FlaskClient, settings: Settings
-) -> None:
+def test_too_large_body_is_refused_with_and_without_a_content_length(client: FlaskClient, settings: Settings) -> None:
     large = b'{"a": "' + b"x" * settings.body_limit_bytes + b'"}'
-    told = client.post(PATH, data=large, content_type="application/json", headers=as_user())
-    assert told.status_code == 413
-    assert told.json["error"]["code"] == "PAYLOAD_TOO_LARGE"
-    untold = client.post(
+    declared = client.post(PATH, data=large, content_type="application/json", headers=as_user())
+    assert declared.status_code == 413
+    assert declared.json["error"]["code"] == "PAYLOAD_TOO_LARGE"
+    undeclared = client.post(
         PATH,
         data=large,
         content_type="application/json",
         headers=as_user(),
         environ_overrides={"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True},
     )
-    assert untold.status_code == 413
+    assert undeclared.status_code == 413
 
 
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("key", ["", " ", "k\x01", "k" * 256, "\u00a0k".encode().decode("latin-1"), "k\xff"])
-def test_a_key_that_is_none_is_named(client: FlaskClient, key: str) -> None:
+def test_invalid_idempotency_key_is_named(client: FlaskClient, key: str) -> None:
     answer = client.post(PATH, json=GOOD, headers=as_user(), environ_overrides={"HTTP_IDEMPOTENCY_KEY": key})
     assert answer.status_code == 422
     assert answer.json["error"]["details"]["fields"][0]["field"] == "Idempotency-Key"
@@ -207,7 +205,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize(("path", "name"), PARAMETERS.items())
-def test_a_parameter_that_cannot_be_used_is_named(client: FlaskClient, path: str, name: str) -> None:
+def test_invalid_parameter_is_named(client: FlaskClient, path: str, name: str) -> None:
     answer = client.get(path, headers=as_user())
     assert answer.status_code == 422, answer.json
     assert [each["field"] for each in answer.json["error"]["details"]["fields"]] == [name]
@@ -231,7 +229,7 @@ ADMIN_PARAMETERS = {
 
 
 @pytest.mark.parametrize(("query", "name"), ADMIN_PARAMETERS.items())
-def test_a_filter_that_cannot_be_used_is_named(client: FlaskClient, operator: Any, query: str, name: str) -> None:
+def test_invalid_filter_is_named(client: FlaskClient, operator: Any, query: str, name: str) -> None:
     answer = client.get(f"/admin-api/ai/jobs?{query}", headers=operator("VIEWER").headers)
     assert answer.status_code == 422, answer.json
     assert [each["field"] for each in answer.json["error"]["details"]["fields"]] == [name]
@@ -249,7 +247,7 @@ def test_empty_filter_of_an_admin_list_is_refused_instead_of_listing_everything(
     assert [each["field"] for each in answer.json["error"]["details"]["fields"]] == [name]
 
 
-def test_every_filter_of_every_admin_list_is_tried_empty() -> None:
+def test_admin_lists_of_this_test_cover_every_filter() -> None:
     asked = {o.path: set(o.parameters) for o in admin.OPERATIONS if o.method == "GET" and o.parameters}
     assert asked == {path: set(names) for path, names in ADMIN_LISTS.items()}
 
@@ -265,7 +263,7 @@ def test_every_filter_of_every_admin_list_is_tried_empty() -> None:
         (b"", "application/x-www-form-urlencoded", 200),
     ],
 )
-def test_a_cancel_takes_no_body_but_an_empty_one(
+def test_cancel_accepts_only_an_empty_body(
     client: FlaskClient, database: Database, body: bytes, content_type: str, status: int
 ) -> None:
     job = build_job(**ended("failed"))
@@ -275,7 +273,7 @@ def test_a_cancel_takes_no_body_but_an_empty_one(
     assert answer.status_code == status
 
 
-def test_reason_is_kept_without_what_cannot_be_seen(client: FlaskClient, database: Database, operator: Any) -> None:
+def test_reason_is_stored_without_invisible_characters(client: FlaskClient, database: Database, operator: Any) -> None:
     job = build_job(**ended("succeeded"))
     add(database, job)
     reason, headers = f" \x1b{'x' * 998}\u202e\r\n\x07y ", operator("SUPER_ADMIN").headers
@@ -290,7 +288,7 @@ def test_reason_is_kept_without_what_cannot_be_seen(client: FlaskClient, databas
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'{"reason": ""}', b'{"reason": "  "}', b'{"reason": 1}', b'{"reason": "\\u001b"}']
 )
-def test_a_reveal_without_a_reason_shows_nothing(
+def test_reveal_without_a_reason_is_refused(
     client: FlaskClient, database: Database, operator: Any, body: bytes
 ) -> None:
     job = build_job(validated_output={"secret": "CANARY"})

@@ -1,4 +1,4 @@
-"""Users' own keys from outside: what comes back, what is refused, who may know."""
+"""Users' own keys over HTTP: answers, refusals and permissions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aijobs.wiring.services import Services
 from tests.web.api.conftest import Person, as_user
 
 KEY = "sk-canary-0123456789abwxyz"
-"""Its last four are no hex digits, so that no id of an answer can hold them by chance."""
+"""The last four characters aren't hex digits, so no id in an answer contains them by chance."""
 TOKEN = "t" * 40
 NOTES = {
     "lang": "en",
@@ -44,7 +44,7 @@ def store(client: FlaskClient, user: str = "u1", **fields: Any) -> Any:
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What is logged meanwhile, at DEBUG."""
+    """Collect all log lines at DEBUG level."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("DEBUG", stream=stream)
@@ -53,10 +53,12 @@ def log() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-# --- a user's own ------------------------------------------------------------------------------------------------
+# --- users -------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_written_once_and_never_read_again(client: FlaskClient, log: io.StringIO, redis_url: str) -> None:
+def test_stored_key_never_appears_in_an_answer_log_or_message(
+    client: FlaskClient, log: io.StringIO, redis_url: str
+) -> None:
     made = store(client, label="Mine", mode="user_deepseek_key")
     assert made.status_code == 201
     assert made.headers["Cache-Control"] == "no-store"
@@ -82,7 +84,7 @@ def test_a_key_is_written_once_and_never_read_again(client: FlaskClient, log: io
     assert KEY.encode() not in dumped
 
 
-def test_without_label_and_mode_there_are_defaults_and_equal_keys_have_one_fingerprint(client: FlaskClient) -> None:
+def test_label_and_mode_have_defaults_and_equal_keys_share_a_fingerprint(client: FlaskClient) -> None:
     first, second, other = store(client).json, store(client).json, store(client, key=f"{KEY}0").json
     assert (first["label"], first["mode"]) == ("DeepSeek", "user_deepseek_key")
     assert first["fingerprint"] == second["fingerprint"] != other["fingerprint"]
@@ -95,7 +97,7 @@ def test_without_label_and_mode_there_are_defaults_and_equal_keys_have_one_finge
     "changes",
     [{"ciphertext": b"\x01" + b"x" * 60}, {"ciphertext": b""}, {"ciphertext": b"\x09" + b"x" * 60}, {"key_id": "gone"}],
 )
-def test_a_key_that_can_not_be_decrypted_is_marked_in_the_list(
+def test_undecryptable_key_is_marked_in_the_list(
     client: FlaskClient, database: Database, changes: dict[str, Any]
 ) -> None:
     good, spoilt = store(client).json, store(client).json
@@ -106,7 +108,7 @@ def test_a_key_that_can_not_be_decrypted_is_marked_in_the_list(
     assert listed == [{**spoilt, "unreadable": True}, good]
 
 
-def test_the_eleventh_key_is_one_too_many(client: FlaskClient) -> None:
+def test_eleventh_key_exceeds_the_quota(client: FlaskClient) -> None:
     assert {store(client).status_code for _ in range(10)} == {201}
     refused = store(client)
     assert refused.status_code == 429
@@ -116,7 +118,7 @@ def test_the_eleventh_key_is_one_too_many(client: FlaskClient) -> None:
     assert store(client, "u2").status_code == 201
 
 
-def test_somebody_elses_key_and_no_key_are_alike_to_the_byte(client: FlaskClient, database: Database) -> None:
+def test_another_users_key_and_an_unknown_key_get_identical_answers(client: FlaskClient, database: Database) -> None:
     mine = store(client).json["credentialId"]
     others = [
         client.delete(f"{URL}/{each}", headers=as_user("u2"))
@@ -137,7 +139,7 @@ def test_somebody_elses_key_and_no_key_are_alike_to_the_byte(client: FlaskClient
     assert client.get(f"{URL}/{mine}", headers=as_user()).status_code == 405
 
 
-def test_nothing_is_told_without_a_users_token(client: FlaskClient, operator: Callable[[str], Person]) -> None:
+def test_credentials_require_a_user_token(client: FlaskClient, operator: Callable[[str], Person]) -> None:
     mine = store(client).json["credentialId"]
     for headers in ({}, {"Authorization": f"Bearer {TOKEN}"}, operator("SUPER_ADMIN").headers):
         assert client.get(URL, headers=headers).status_code == 401
@@ -178,7 +180,7 @@ FIELDS = (
 )
 
 
-def test_no_field_can_say_where_a_key_is_sent(client: FlaskClient, database: Database) -> None:
+def test_request_cannot_choose_the_address_that_a_key_is_sent_to(client: FlaskClient, database: Database) -> None:
     mine = store(client).json["credentialId"]
     spelled = [(field, ADDRESSES[0]) for field in FIELDS] + [(FIELDS[0], address) for address in ADDRESSES]
     for field, address in spelled:
@@ -226,7 +228,7 @@ BAD: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize(("sent", "status"), BAD.values(), ids=BAD.keys())
-def test_a_bad_request_is_refused_and_its_key_not_repeated(
+def test_invalid_request_is_refused_without_repeating_its_key(
     client: FlaskClient, database: Database, log: io.StringIO, sent: dict[str, Any], status: int
 ) -> None:
     refused = client.post(URL, headers=as_user(), **sent)
@@ -238,13 +240,13 @@ def test_a_bad_request_is_refused_and_its_key_not_repeated(
 
 
 @pytest.mark.parametrize("value", [None, 1, True, [], {}, "", "x" * 300, "\0", "1' OR '1'='1"])
-def test_a_credential_id_of_any_other_kind_is_named(client: FlaskClient, value: Any) -> None:
+def test_invalid_credential_id_is_named(client: FlaskClient, value: Any) -> None:
     refused = client.post("/api/learning/flashcards", json={**NOTES, "credentialId": value}, headers=as_user())
     assert refused.status_code == 422
     assert {each["field"] for each in refused.json["error"]["details"]["fields"]} == {"credentialId"}
 
 
-def test_a_request_on_another_key_is_another_request(client: FlaskClient) -> None:
+def test_same_idempotency_key_with_another_credential_is_refused(client: FlaskClient) -> None:
     mine = store(client).json["credentialId"]
     headers = {**as_user(), "Idempotency-Key": "k"}
     first = client.post("/api/learning/flashcards", json={**NOTES, "credentialId": mine}, headers=headers)
@@ -262,7 +264,7 @@ def test_a_request_on_another_key_is_another_request(client: FlaskClient) -> Non
 
 @pytest.fixture
 def service(services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
-    """The application where a service token is configured."""
+    """A client of an application with a service token."""
     monkeypatch.setattr(internal, "_sparing", logs.Sparing())
     return create_app(services=replace(services, settings=replace(settings, service_token=TOKEN))).test_client()
 
@@ -279,7 +281,7 @@ def audited(database: Database) -> list[tuple[str, str, str, str, Any]]:
         return [(row.actor, row.action, row.target_type, row.target_id, row.after) for row in rows]
 
 
-def test_a_service_with_the_token_gets_the_key_and_leaves_a_row(
+def test_service_token_resolves_the_key_and_writes_an_audit_row(
     service: FlaskClient, database: Database, log: io.StringIO
 ) -> None:
     mine = store(service).json["credentialId"]
@@ -295,7 +297,7 @@ def test_a_service_with_the_token_gets_the_key_and_leaves_a_row(
     assert TOKEN not in log.getvalue()
 
 
-def test_where_no_token_is_configured_there_is_no_such_address(client: FlaskClient) -> None:
+def test_resolve_is_not_found_without_a_configured_token(client: FlaskClient) -> None:
     mine = store(client).json["credentialId"]
     unknown = client.post("/internal/anything", headers={"Authorization": f"Bearer {TOKEN}"})
     for token in (TOKEN, "", None):
@@ -303,7 +305,7 @@ def test_where_no_token_is_configured_there_is_no_such_address(client: FlaskClie
         assert (answer.status_code, answer.get_data()) == (404, unknown.get_data())
 
 
-def test_a_wrong_token_is_told_nothing_and_leaves_a_line_and_no_row(
+def test_wrong_service_token_is_unauthorized_and_logged_once(
     service: FlaskClient, database: Database, operator: Callable[[str], Person], log: io.StringIO
 ) -> None:
     mine = store(service).json["credentialId"]
@@ -322,7 +324,7 @@ def test_a_wrong_token_is_told_nothing_and_leaves_a_line_and_no_row(
     assert log.getvalue().count("internal.token_refused") == 1
 
 
-def test_the_token_is_compared_in_constant_time(service: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_token_is_compared_in_constant_time(service: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int]] = []
     really = hmac.compare_digest
 
@@ -332,10 +334,10 @@ def test_the_token_is_compared_in_constant_time(service: FlaskClient, monkeypatc
 
     monkeypatch.setattr(internal.hmac, "compare_digest", compare)
     assert resolve(service, new_id(), "short").status_code == 401
-    assert (64, 64) in compared, "of one length, whatever was sent"
+    assert (64, 64) in compared, "both digests have the same length"
 
 
-def test_what_cannot_be_answered_is_told_and_audited_too(service: FlaskClient, database: Database) -> None:
+def test_failed_resolve_is_audited(service: FlaskClient, database: Database) -> None:
     mine, unknown = store(service).json["credentialId"], new_id()
     with database.transaction() as session:
         session.execute(update(UserModelCredential).values(ciphertext=b"\x01garbled"))
@@ -351,7 +353,7 @@ def test_what_cannot_be_answered_is_told_and_audited_too(service: FlaskClient, d
     ]
 
 
-def test_no_key_leaves_where_the_audit_row_cannot_be_written(
+def test_key_is_not_returned_if_the_audit_row_cannot_be_written(
     service: FlaskClient, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = store(service).json["credentialId"]
@@ -366,7 +368,7 @@ def test_no_key_leaves_where_the_audit_row_cannot_be_written(
     assert KEY not in answer.get_data(as_text=True)
 
 
-def test_a_service_request_with_something_in_it_or_another_method_is_refused(service: FlaskClient) -> None:
+def test_resolve_with_content_or_another_method_is_refused(service: FlaskClient) -> None:
     mine = store(service).json["credentialId"]
     assert resolve(service, mine, json={}).status_code == 200
     assert resolve(service, mine, json={"base_url": "https://attacker.example"}).status_code == 422
@@ -376,7 +378,7 @@ def test_a_service_request_with_something_in_it_or_another_method_is_refused(ser
     assert got.status_code == 405
 
 
-def test_operators_see_which_credential_a_job_runs_on_and_nothing_of_it(
+def test_operators_see_the_credential_id_of_a_job_and_nothing_else_of_it(
     client: FlaskClient, operator: Callable[[str], Person]
 ) -> None:
     mine = store(client).json

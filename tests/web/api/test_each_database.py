@@ -1,4 +1,4 @@
-"""What must be the same on SQLite, PostgreSQL and MariaDB, asked from outside."""
+"""Requests that must have the same answer on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(client: FlaskClient, key: str, body: Any = NOTES, user: str = "u1") -> A
     return client.post("/api/learning/flashcards", json=body, headers=as_user(user), environ_overrides=header)
 
 
-def test_keys_that_differ_in_case_accent_width_or_form_are_different_jobs(client: FlaskClient) -> None:
+def test_keys_that_differ_in_case_accent_width_or_form_make_different_jobs(client: FlaskClient) -> None:
     keys = ["Order-A", "order-a", "ORDER-A", "ordér-a", "orde\u0301r-a", "straße", "strasse", "Ａ", "A", "💡" * 255]
     made = {key: ask(client, key) for key in keys}
     assert {answer.status_code for answer in made.values()} == {202}
@@ -57,7 +57,7 @@ def test_keys_that_differ_in_case_accent_width_or_form_are_different_jobs(client
         assert ask(client, refused).status_code == 422
 
 
-def test_a_job_is_found_by_its_exact_id_and_user_alone(client: FlaskClient) -> None:
+def test_job_is_found_only_by_its_exact_id_and_user(client: FlaskClient) -> None:
     job_id = ask(client, "k", user="Müller").json["jobId"]
     assert client.get(f"/api/ai/jobs/{job_id}", headers=as_user("Müller")).status_code == 200
     assert client.get(f"/api/ai/jobs/{job_id.upper()}", headers=as_user("Müller")).status_code == 404
@@ -66,9 +66,7 @@ def test_a_job_is_found_by_its_exact_id_and_user_alone(client: FlaskClient) -> N
         assert client.post(f"/api/ai/jobs/{job_id}/cancel", headers=as_user(other)).status_code == 404
 
 
-def test_a_job_goes_its_way_from_request_to_cancel_to_retry(
-    client: FlaskClient, operator: Callable[[str], Person]
-) -> None:
+def test_job_is_created_cancelled_and_retried(client: FlaskClient, operator: Callable[[str], Person]) -> None:
     boss = operator("OPERATOR").headers
     made = ask(client, "k")
     assert (made.status_code, made.json["lifecycleStatus"]) == (202, "queued")
@@ -91,10 +89,10 @@ def test_a_job_goes_its_way_from_request_to_cancel_to_retry(
     assert old["snapshot"]["contentHash"] == detail["snapshot"]["contentHash"]
 
 
-def test_what_cannot_be_used_is_refused_alike_by_every_database(
+def test_every_database_refuses_the_same_invalid_requests(
     client: FlaskClient, operator: Callable[[str], Person]
 ) -> None:
-    """Databases differ in what they take: PostgreSQL refuses a NUL that SQLite stores, MariaDB half a pair."""
+    """Databases accept different texts: PostgreSQL refuses a NUL that SQLite stores, MariaDB a lone surrogate."""
     boss, user = operator("SUPER_ADMIN").headers, as_user()
     for body, field in NAMED.values():
         answer = client.post("/api/learning/flashcards", data=body, content_type="application/json", headers=user)
@@ -109,10 +107,10 @@ def test_what_cannot_be_used_is_refused_alike_by_every_database(
 
 
 @OTHERS_LATER
-def test_odd_text_in_any_part_of_a_request_is_no_fault_of_ours(
+def test_odd_text_in_any_part_of_a_request_causes_no_server_error(
     client: FlaskClient, operator: Callable[[str], Person]
 ) -> None:
-    """Every address and parameter there is, and the headers that end in the database."""
+    """Try every path and parameter, and the headers that are stored in the database."""
     boss, user = operator("SUPER_ADMIN").headers, as_user()
     job_id = ask(client, "k").json["jobId"]
     for text in ODD_TEXTS.values():

@@ -1,4 +1,4 @@
-"""Which headers of a proxy are believed, what is made of them, and that no redirect leads to another host."""
+"""Forwarded headers of proxies, and redirects, which must never lead to another host."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_address_is_kept_without_port_brackets_and_zone(text: str, address: str)
 
 
 @pytest.mark.parametrize("text", NO_ADDRESSES)
-def test_text_that_is_no_address_is_none(text: str) -> None:
+def test_clean_address_of_invalid_text_is_none(text: str) -> None:
     assert clean_address(text) is None
 
 
 def behind(services: Services, proxies: int) -> FlaskClient:
-    """A client of an application that trusts so many proxies, and shows what it takes a request for."""
+    """Return a client of an application that trusts `proxies` proxies and shows how it sees a request."""
     settings: Settings = replace(services.settings, trusted_proxies=proxies)
     app = create_app(services=replace(services, settings=settings))
 
@@ -58,24 +58,24 @@ EVERY_HEADER = {
 }
 
 
-def test_no_forwarded_header_is_believed_without_trusted_proxies(services: Services) -> None:
+def test_forwarded_headers_are_ignored_without_trusted_proxies(services: Services) -> None:
     answer = behind(services, 0).get("/api/test-seen", headers=EVERY_HEADER)
     assert answer.json == ["127.0.0.1", "http", "localhost", ""]
 
 
-def test_every_forwarded_header_of_a_trusted_proxy_is_believed(services: Services) -> None:
+def test_forwarded_headers_of_a_trusted_proxy_are_used(services: Services) -> None:
     answer = behind(services, 1).get("/api/test-seen", headers=EVERY_HEADER)
     assert answer.json == ["198.51.100.9", "https", "aijobs.example", "/aijobs"]
 
 
 @pytest.mark.parametrize("address", NO_ADDRESSES[1:])
-def test_forwarded_address_that_is_none_leaves_the_peers(services: Services, address: str) -> None:
+def test_invalid_forwarded_address_leaves_the_peer_address(services: Services, address: str) -> None:
     answer = behind(services, 1).get("/api/test-seen", headers={"X-Forwarded-For": address})
     assert answer.json[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("prefix", ["//evil.example", "/..", "/a/../b", "evil.example", "/a b", "/%2f", "/a//b", "/é"])
-def test_forwarded_prefix_that_is_no_path_is_ignored(services: Services, prefix: str) -> None:
+def test_invalid_forwarded_prefix_is_ignored(services: Services, prefix: str) -> None:
     client = behind(services, 1)
     environ = {"HTTP_X_FORWARDED_PREFIX": prefix}
     assert client.get("/api/test-seen", environ_overrides=environ).json[3] == ""
@@ -83,12 +83,12 @@ def test_forwarded_prefix_that_is_no_path_is_ignored(services: Services, prefix:
 
 
 @pytest.mark.parametrize("scheme", ["javascript", "", "ftp"])
-def test_forwarded_scheme_that_is_no_http_is_ignored(services: Services, scheme: str) -> None:
+def test_forwarded_scheme_other_than_http_is_ignored(services: Services, scheme: str) -> None:
     answer = behind(services, 1).get("/api/test-seen", headers={"X-Forwarded-Proto": scheme})
     assert answer.json[1] == "http"
 
 
-def test_sign_ins_from_one_address_through_many_ports_are_slowed_down_as_one(services: Services) -> None:
+def test_sign_ins_from_one_address_through_many_ports_share_a_rate_limit(services: Services) -> None:
     client = behind(services, 1)
     found = client.get("/console/login").text.partition('name="csrf_token" type="hidden" value="')[2].partition('"')[0]
     statuses = []
@@ -115,18 +115,18 @@ def test_no_redirect_names_a_host(app: Flask, doubled: str) -> None:
         assert not location.startswith(("//", "/\\")), (address, location)
 
 
-def test_console_is_reached_without_its_last_slash(client: FlaskClient) -> None:
+def test_console_without_trailing_slash_redirects_to_the_jobs(client: FlaskClient) -> None:
     answer = client.get("/console", headers={"Host": "evil.example"})
     assert (answer.status_code, answer.headers["Location"][:14]) == (302, "/console/jobs")
 
 
-def test_no_rule_makes_the_router_redirect(app: Flask) -> None:
+def test_router_never_redirects(app: Flask) -> None:
     assert app.url_map.merge_slashes is False
     strict = [rule.rule for rule in app.url_map.iter_rules() if rule.rule.endswith("/") and rule.strict_slashes]
     assert strict in ([], ["/"])
 
 
 @pytest.mark.parametrize("path", ["//api/ai/jobs", "///api/ai/jobs", "/api//ai/jobs", "/./api/ai/jobs"])
-def test_path_that_a_proxy_would_read_otherwise_leads_nowhere(client: FlaskClient, path: str) -> None:
+def test_ambiguous_path_is_not_found(client: FlaskClient, path: str) -> None:
     answer = client.get("/", environ_overrides={"PATH_INFO": path}, headers=as_user())
     assert answer.status_code == 404

@@ -1,4 +1,4 @@
-"""What holds for every answer: headers, health, errors without secrets."""
+"""Rules for every answer: headers, health, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.rows import prepare_database
 from tests.web.api.conftest import as_user
 
 
-def test_a_process_lives_whatever_the_database_does(client: FlaskClient, database: Database) -> None:
+def test_liveness_does_not_depend_on_the_database(client: FlaskClient, database: Database) -> None:
     assert client.get("/readyz").json == {
         "status": "ready",
         "database": "ok",
@@ -55,7 +55,7 @@ def test_a_process_lives_whatever_the_database_does(client: FlaskClient, databas
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """The error lines that are logged meanwhile."""
+    """Collect log lines of level ERROR."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("ERROR", stream=stream)
@@ -66,17 +66,17 @@ def log() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def full_client(settings: Settings, create_sqlite_database: Callable[..., str]) -> Iterator[FlaskClient]:
-    """An application whose own database gets no page more, as on a disk that is full."""
+    """A client of an application whose database can't grow, as on a full disk."""
     url = create_sqlite_database(prepare_database)
     services = build_services(replace(settings, database_url=url))
-    # Never below the pages that there are.
+    # SQLite never lowers the limit below the present size.
     event.listen(services.database.engine, "connect", lambda found, _: found.execute("PRAGMA max_page_count=1"))
     yield create_app(services=services).test_client()
     services.database.dispose()
     services.broker.client.close()
 
 
-def test_a_process_whose_writes_find_a_full_disk_is_not_ready_and_its_log_says_why(
+def test_process_is_not_ready_and_logs_the_cause_if_the_disk_is_full(
     full_client: FlaskClient, log: io.StringIO
 ) -> None:
     client = full_client
@@ -91,7 +91,7 @@ def test_a_process_whose_writes_find_a_full_disk_is_not_ready_and_its_log_says_w
     assert (ready.status_code, ready.json["status"], ready.json["database"]) == (503, "not_ready", "disk_full")
 
 
-def test_readiness_tells_the_worst_of_the_duties_and_fails_for_none(client: FlaskClient, database: Database) -> None:
+def test_readiness_reports_the_worst_pass_but_does_not_fail_for_it(client: FlaskClient, database: Database) -> None:
     log = PassLog(database, DatabaseClock())
     for name in PASSES:
         log.run(name, 60, lambda: 0)
@@ -103,7 +103,7 @@ def test_readiness_tells_the_worst_of_the_duties_and_fails_for_none(client: Flas
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/ai/jobs", "/api/nothing", "/console/login", "/nowhere"])
-def test_every_answer_is_guarded(client: FlaskClient, path: str) -> None:
+def test_every_answer_has_security_headers(client: FlaskClient, path: str) -> None:
     headers = client.get(path).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -114,7 +114,7 @@ def test_every_answer_is_guarded(client: FlaskClient, path: str) -> None:
     assert headers["Cache-Control"] == "no-store"
 
 
-def test_a_session_cookie_is_secure_in_production(services: Services, settings: Settings) -> None:
+def test_session_cookie_is_secure_in_production(services: Services, settings: Settings) -> None:
     app = create_app(services=replace(services, settings=replace(settings, env="production")))
     assert app.config["SESSION_COOKIE_SECURE"] is True
     assert app.config["SESSION_COOKIE_HTTPONLY"] is True
@@ -122,7 +122,7 @@ def test_a_session_cookie_is_secure_in_production(services: Services, settings: 
 
 
 @pytest.mark.parametrize(("proxies", "seen"), [(0, "127.0.0.1"), (1, "10.0.0.9")])
-def test_a_forwarded_address_is_believed_only_where_a_proxy_is_configured(
+def test_forwarded_address_is_used_only_if_a_proxy_is_configured(
     services: Services, settings: Settings, proxies: int, seen: str
 ) -> None:
     app = create_app(services=replace(services, settings=replace(settings, trusted_proxies=proxies)))
@@ -138,7 +138,7 @@ def test_a_forwarded_address_is_believed_only_where_a_proxy_is_configured(
 
 
 class Refusal(Exception):
-    """An error with a text that must stay inside."""
+    """An error whose text must not appear in answers or logs."""
 
 
 ERRORS: dict[str, tuple[Exception, int, str]] = {
@@ -153,7 +153,7 @@ ERRORS: dict[str, tuple[Exception, int, str]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_no_exceptions_text_is_in_an_answer_or_in_the_log(
+def test_text_of_an_exception_is_neither_answered_nor_logged(
     app: Flask, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     error, status, code = ERRORS[name]
@@ -197,7 +197,7 @@ def test_log_line_of_a_server_error_names_the_frames_where_it_happened(
     assert (line["level"], line["route"]) == ("error", "/api/test-error")
 
 
-def test_a_request_id_is_kept_if_it_can_be_one(client: FlaskClient) -> None:
+def test_valid_request_id_is_returned(client: FlaskClient) -> None:
     kept = client.get("/api/nothing", headers={"X-Request-ID": "abc-1"})
     assert kept.headers["X-Request-ID"] == "abc-1"
     for odd in ("a b", "x" * 65, "<script>"):
@@ -206,14 +206,14 @@ def test_a_request_id_is_kept_if_it_can_be_one(client: FlaskClient) -> None:
 
 @pytest.mark.parametrize("path", ["/api/nothing", "/admin-api/nothing", "/internal/nothing", "/api/"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
-def test_an_address_that_is_none_is_told_in_json(client: FlaskClient, method: str, path: str) -> None:
+def test_unknown_api_path_is_not_found_in_json(client: FlaskClient, method: str, path: str) -> None:
     answer = client.open(path, method=method)
     assert answer.status_code == 404
     assert answer.json == {"error": {"code": "NOT_FOUND", "message": "There is nothing here."}}
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "POST"])
-def test_a_method_that_is_none_is_told_in_json(client: FlaskClient, method: str) -> None:
+def test_unsupported_method_is_refused_in_json(client: FlaskClient, method: str) -> None:
     answer = client.open("/api/ai/jobs/x", method=method, headers=as_user())
     assert answer.status_code == 405
     assert answer.json["error"]["code"] == "METHOD_NOT_ALLOWED"
@@ -222,14 +222,14 @@ def test_a_method_that_is_none_is_told_in_json(client: FlaskClient, method: str)
 
 
 @pytest.mark.parametrize("header", ["", "zh;q=0", "*", "zz-ZZ", "en" * 5000, ";;;,,q=", "\x80\xff"])
-def test_any_wish_of_language_gets_an_answer(client: FlaskClient, header: str) -> None:
+def test_any_accept_language_header_is_answered(client: FlaskClient, header: str) -> None:
     answer = client.get("/api/nothing", environ_overrides={"HTTP_ACCEPT_LANGUAGE": header})
     assert answer.status_code == 404
     assert answer.headers["Content-Language"] == "en"
 
 
 class BrokenReader:
-    """A server's `wsgi.input` that can't read the body."""
+    """A `wsgi.input` that can't read the body."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Whatever is sent, nothing answers with a fault of ours, and every refusal has the one shape."""
+"""Random requests: no answer is a 5xx, and every refusal has the same shape."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def boss(operator: Callable[[str], Person]) -> Person:
 
 @FUZZ
 @given(body=BODIES, key=st.one_of(st.none(), TEXTS))
-def test_any_body_is_taken_or_refused(client: FlaskClient, body: bytes, key: str | None) -> None:
+def test_any_body_is_accepted_or_refused(client: FlaskClient, body: bytes, key: str | None) -> None:
     header = {} if key is None else {"HTTP_IDEMPOTENCY_KEY": key.encode("utf-8", "surrogatepass").decode("latin-1")}
     check(
         client.post(
@@ -80,7 +80,7 @@ def test_any_body_is_taken_or_refused(client: FlaskClient, body: bytes, key: str
     parameters=st.dictionaries(st.sampled_from(PARAMETERS), TEXTS, max_size=3),
     body=BODIES,
 )
-def test_any_address_is_answered_or_refused(
+def test_any_path_and_parameters_are_answered_or_refused(
     client: FlaskClient,
     boss: Person,
     operation: Any,

@@ -1,4 +1,4 @@
-"""What a user who has reached a limit is answered."""
+"""Answers to a user who has reached a limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def next_month(at: datetime) -> datetime:
     return (first + timedelta(days=32)).replace(day=1)
 
 
-def test_a_limit_is_told_by_name_with_what_is_used_and_when_to_come_back(client: FlaskClient) -> None:
+def test_reached_limit_is_named_with_usage_and_retry_after(client: FlaskClient) -> None:
     first = ask(client, "k1").get_json()
     ask(client, "k2")
     answer = ask(client, "k3")
@@ -46,17 +46,17 @@ def test_a_limit_is_told_by_name_with_what_is_used_and_when_to_come_back(client:
         "TOO_MANY_JOBS",
         {"limit": "userActiveJobs", "used": 2, "allowed": 2},
     )
-    assert ask(client, "k1").status_code == 200, "a key that led to a job is answered before any limit"
+    assert ask(client, "k1").status_code == 200, "a repeat of a used key is answered before any limit is checked"
 
     running = first["jobId"]
     assert client.post(f"/api/ai/jobs/{running}/cancel", headers=as_user()).status_code == 200
     assert ask(client, "k3").status_code == 202
     other = ask(client, "k3").get_json()["jobId"]
     client.post(f"/api/ai/jobs/{other}/cancel", headers=as_user())
-    assert ask(client, "k4").status_code == 202, "two that were cancelled before they cost anything are not counted"
+    assert ask(client, "k4").status_code == 202, "two jobs that were cancelled before any cost aren't counted"
 
 
-def test_a_quota_names_its_period_and_its_end(settings: Settings) -> None:
+def test_exceeded_quota_names_its_period_and_reset_time(settings: Settings) -> None:
     services = build_services(replace(settings, quota_month_jobs=1))
     client = create_app(services=services).test_client()
     assert ask(client, "k1").status_code == 202

@@ -1,4 +1,4 @@
-"""The OpenAPI documents say what is so: every route, every code, every answer."""
+"""The OpenAPI documents describe every route, every code and every answer correctly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def operations(documents: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
                 yield method.upper(), path, operation, document
 
 
-def test_every_route_is_described_and_every_description_is_a_route(app: Flask, documents: dict[str, Any]) -> None:
+def test_documents_describe_exactly_the_routes(app: Flask, documents: dict[str, Any]) -> None:
     routed = {
         (method, rule.rule)
         for rule in app.url_map.iter_rules()
@@ -63,7 +63,7 @@ def test_every_route_is_described_and_every_description_is_a_route(app: Flask, d
     assert described == routed
 
 
-def test_the_documents_are_openapi_with_schemas_that_can_be_used(documents: dict[str, Any]) -> None:
+def test_documents_are_valid_openapi(documents: dict[str, Any]) -> None:
     for document in documents.values():
         assert document["openapi"].startswith("3.1")
         for name, schema in document["components"]["schemas"].items():
@@ -73,7 +73,7 @@ def test_the_documents_are_openapi_with_schemas_that_can_be_used(documents: dict
     assert len(ids) == len(set(ids))
 
 
-def test_the_documents_are_public_and_hold_nothing_private(client: FlaskClient) -> None:
+def test_documents_are_public(client: FlaskClient) -> None:
     for path in DOCUMENTS:
         answer = client.get(path)
         assert answer.status_code == 200
@@ -81,7 +81,7 @@ def test_the_documents_are_public_and_hold_nothing_private(client: FlaskClient) 
 
 
 def check(documents: dict[str, Any], path: str, method: str, answer: Any) -> None:
-    """The answer's status is described, and its body fits the schema."""
+    """Assert that the document describes the answer's status, and that the body matches the schema."""
     document = documents[DOCUMENTS[path.startswith("/admin-api")]]
     described = document["paths"][path][method.lower()]["responses"]
     assert str(answer.status_code) in described, (path, answer.status_code, answer.json)
@@ -98,7 +98,7 @@ def check(documents: dict[str, Any], path: str, method: str, answer: Any) -> Non
 
 @pytest.fixture
 def full(database: Database, services: Services) -> dict[str, str]:
-    """Jobs in every state with all that can hang on them, a paused queue, workers, dead and unknown events."""
+    """Add jobs in every state with all kinds of rows, a paused queue, a worker, and dead and unknown events."""
     instance = InstanceId.current()
     done = build_job(**ended("succeeded", artifact_count=1, output_hash="a" * 64, prompt_version="1"))
     failed = build_job(**ended("failed", internal_error_message="stack"))
@@ -132,7 +132,7 @@ def full(database: Database, services: Services) -> dict[str, str]:
     return {"done": done.id, "failed": failed.id, "child": child.id, "queued": queued.id, "dead": dead.id}
 
 
-def test_real_answers_fit_what_is_described(
+def test_real_answers_match_the_documents(
     client: FlaskClient, documents: dict[str, Any], full: dict[str, str], operator: Callable[[str], Person]
 ) -> None:
     seen: set[tuple[str, str]] = set()
@@ -208,7 +208,7 @@ def test_real_answers_fit_what_is_described(
     assert seen == {(method, path) for method, path, _, _ in operations(documents)}
 
 
-def test_the_request_that_is_described_is_the_one_that_is_taken(documents: dict[str, Any]) -> None:
+def test_described_request_schema_accepts_the_sample(documents: dict[str, Any]) -> None:
     document = documents["/api/openapi.json"]
     schema = {"$ref": "#/components/schemas/FlashcardRequest", "components": document["components"]}
     validator = OAS31Validator(schema)
@@ -251,7 +251,7 @@ def test_cards_are_found_by_any_job_of_their_chain(
         assert client.get(f"/api/learning/flashcards?jobId={job.id}", headers=as_user("u2")).status_code == 404
 
 
-def test_numbers_that_only_the_broker_knows_are_null_while_it_is_away(
+def test_broker_numbers_are_null_during_a_broker_outage(
     client: FlaskClient, documents: dict[str, Any], full: dict[str, str], operator: Callable[[str], Person], valkey: Any
 ) -> None:
     headers = operator("VIEWER").headers

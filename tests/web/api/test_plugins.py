@@ -1,4 +1,4 @@
-"""Blueprints of plug-ins: behind the user's token, and refused at the start if they can't be part of the API."""
+"""Blueprints of plug-ins need a user's token; an unusable one is refused at the start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_blueprint(name: str = "plugged", address: str = "/api/learning/plugged
 
 
 reached: list[str] = []
-"""The blueprints whose own code ran."""
+"""Names of the blueprints whose code ran."""
 GOOD = build_blueprint()
 TAKEN = build_blueprint(address="/api/learning/flashcards")
 OUTSIDE = build_blueprint(address="/console/plugged")
@@ -48,9 +48,9 @@ def install(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point for point in points if point.group == group])
 
 
-def test_a_plug_ins_route_answers_users_alone(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_of_a_plug_in_requires_a_user_token(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, f"{__name__}:GOOD")
-    for _ in range(2):  # Two applications of one process share the blueprint.
+    for _ in range(2):  # Two applications in one process share the blueprint.
         reached.clear()
         client = create_app(services=services).test_client()
         refused = client.get("/api/learning/plugged")
@@ -72,9 +72,7 @@ def test_a_plug_ins_route_answers_users_alone(services: Services, monkeypatch: p
         ("no_such_package.routes:blueprint", "No module named 'no_such_package'"),
     ],
 )
-def test_a_blueprint_that_cannot_be_added_is_named(
-    services: Services, monkeypatch: pytest.MonkeyPatch, value: str, why: str
-) -> None:
+def test_unusable_blueprint_is_named(services: Services, monkeypatch: pytest.MonkeyPatch, value: str, why: str) -> None:
     install(monkeypatch, value)
     with pytest.raises(DefinitionError) as refused:
         create_app(services=services)

@@ -1,4 +1,4 @@
-"""A repeat with its Idempotency-Key over HTTP: the key is looked up before anything in the body is judged."""
+"""Repeated requests over HTTP: the Idempotency-Key is looked up before the body is validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTES = flashcard_generation.SAMPLE_INPUT
 
 
 class StricterInput(BaseModel):
-    """What flashcards might ask for tomorrow."""
+    """A possible later schema of the flashcard request."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,7 +30,7 @@ def ask(client: FlaskClient, body: dict[str, Any], key: str) -> Any:
     return client.post("/api/learning/flashcards", json=body, headers=headers)
 
 
-def test_a_repeat_gets_its_job_though_todays_schema_refuses_its_body(
+def test_repeat_gets_its_job_even_if_the_current_schema_refuses_its_body(
     client: FlaskClient, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask(client, NOTES, "k")
@@ -56,9 +56,7 @@ def test_a_repeat_gets_its_job_though_todays_schema_refuses_its_body(
         {"unknown": 1},
     ],
 )
-def test_a_used_key_with_a_body_that_can_not_be_used_is_a_key_reused(
-    client: FlaskClient, changes: dict[str, Any]
-) -> None:
+def test_used_key_with_an_invalid_body_is_a_reused_key(client: FlaskClient, changes: dict[str, Any]) -> None:
     first = ask(client, NOTES, "k")
     answer = ask(client, {**NOTES, **changes}, "k")
     assert (answer.status_code, answer.json["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")

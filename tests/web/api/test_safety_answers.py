@@ -1,4 +1,4 @@
-"""What a user reads whose notes were refused, and what an operator sees of what was masked."""
+"""Messages to users whose notes were refused, and redaction counts for operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def new_job(client: FlaskClient) -> str:
 @pytest.mark.parametrize(
     ("language", "words"), [("en", "please talk to someone you trust"), ("zh-CN", "请和信任的人谈谈")]
 )
-def test_whoever_may_hurt_themselves_reads_words_of_care(
+def test_user_at_risk_of_self_harm_reads_a_supportive_message(
     client: FlaskClient, services: Services, language: str, words: str
 ) -> None:
     job_id = new_job(client)
@@ -41,9 +41,7 @@ def test_whoever_may_hurt_themselves_reads_words_of_care(
     assert "rule" not in answer["publicErrorMessage"]
 
 
-def test_an_operator_sees_how_often_each_rule_masked_something(
-    client: FlaskClient, operator: Callable[[str], Person]
-) -> None:
+def test_operator_sees_redaction_counts_by_rule(client: FlaskClient, operator: Callable[[str], Person]) -> None:
     headers = operator("VIEWER").headers
     answer: Any = client.get(f"/admin-api/ai/jobs/{new_job(client)}", headers=headers)
     assert answer.json["snapshot"]["redactionVersion"] == "r1"

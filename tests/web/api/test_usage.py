@@ -1,4 +1,4 @@
-"""What operators are told of tokens and cost over HTTP: exact, by what they ask for, and only who may."""
+"""Tokens and cost over HTTP: exact sums, grouping and permissions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPENT = {"promptTokens", "completionTokens", "cachedTokens", "costMicros", "curr
 
 @pytest.fixture
 def chain(database: Database) -> list[Any]:
-    """A failed job with a priced, an unpriced and a lost call, and the retry that did its work."""
+    """Add a failed job with a priced, an unpriced and a lost call, and its successful retry."""
     parent = build_job(**ended("failed"))
     child = build_job(parent_job_id=parent.id, root_id=parent.id, **ended("succeeded"))
     add(
@@ -42,7 +42,7 @@ def ask(client: FlaskClient, operator: Callable[[str], Person]) -> Callable[...,
     return lambda address, role="OPERATOR": client.get(address, headers=headers[role])
 
 
-def test_usage_is_summed_by_day_and_all_together_without_a_float(ask: Callable[..., Any], chain: list[Any]) -> None:
+def test_usage_is_summed_by_day_and_in_total_without_floats(ask: Callable[..., Any], chain: list[Any]) -> None:
     answer = ask(f"{USAGE}?{PERIOD}")
     body = json.loads(answer.text, parse_float=lambda text: pytest.fail(f"{text} is no whole number"))
     total = {
@@ -77,7 +77,7 @@ def test_usage_is_summed_by_day_and_all_together_without_a_float(ask: Callable[.
         ("user", {"userId": "u1"}),
     ],
 )
-def test_a_group_is_told_by_what_was_asked_for_and_nothing_else(
+def test_group_has_only_the_keys_that_were_asked_for(
     ask: Callable[..., Any], chain: list[Any], group_by: str, told: dict[str, str]
 ) -> None:
     (group,) = ask(f"{USAGE}?{PERIOD}&groupBy={group_by}&userId=u1").json["groups"]
@@ -99,13 +99,13 @@ def test_a_group_is_told_by_what_was_asked_for_and_nothing_else(
         ("groupBy=day&groupBy=user", "groupBy"),
     ],
 )
-def test_a_bad_parameter_is_refused_by_its_name(ask: Callable[..., Any], query: str, named: str) -> None:
+def test_invalid_usage_parameter_is_named(ask: Callable[..., Any], query: str, named: str) -> None:
     answer = ask(f"{USAGE}?{query}")
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json["error"]["details"]["fields"]] == [named]
 
 
-def test_a_job_tells_what_it_and_its_chain_cost_to_who_may_see_it(ask: Callable[..., Any], chain: list[Any]) -> None:
+def test_cost_of_a_job_and_its_chain_is_shown_only_with_permission(ask: Callable[..., Any], chain: list[Any]) -> None:
     parent, child = chain
     body = ask(f"/admin-api/ai/jobs/{child.id}").json
     assert (body["usageTotal"]["costs"], body["usageTotal"]["unpricedCalls"]) == (

@@ -1,4 +1,4 @@
-"""A user's own jobs: what is shown, what is hidden, and who may look."""
+"""A user's own jobs: visible fields, hidden fields and permissions."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("phase", STATES)
-def test_a_job_shows_exactly_the_keys_of_its_state_and_none_that_is_empty(
-    client: FlaskClient, database: Database, phase: str
-) -> None:
+def test_job_has_exactly_the_keys_of_its_state_and_no_null(client: FlaskClient, database: Database, phase: str) -> None:
     fields, published, keys = STATES[phase]
     job = build_job(**fields)
     add(database, job, *([build_event(job)] if published else []))
@@ -82,7 +80,7 @@ def test_a_job_shows_exactly_the_keys_of_its_state_and_none_that_is_empty(
     assert listed == body
 
 
-def test_a_job_that_was_retried_names_its_child(client: FlaskClient, database: Database) -> None:
+def test_retried_job_names_its_child(client: FlaskClient, database: Database) -> None:
     parent = build_job(**ended("failed"))
     child = build_job(parent_job_id=parent.id, root_id=parent.id, trigger_type="admin")
     add(database, parent, child)
@@ -90,7 +88,7 @@ def test_a_job_that_was_retried_names_its_child(client: FlaskClient, database: D
     assert "retriedAs" not in client.get(f"/api/ai/jobs/{child.id}", headers=as_user()).json
 
 
-def test_the_result_lists_artifacts_in_the_order_they_were_made(client: FlaskClient, database: Database) -> None:
+def test_result_lists_artifacts_in_creation_order(client: FlaskClient, database: Database) -> None:
     job = build_job(**ended("succeeded", artifact_count=3))
     add(database, job, *build_artifacts(job, "z", "a", "m"))
     result = client.get(f"/api/ai/jobs/{job.id}", headers=as_user()).json["result"]
@@ -100,9 +98,7 @@ def test_the_result_lists_artifacts_in_the_order_they_were_made(client: FlaskCli
     }
 
 
-def test_texts_of_a_card_are_the_stored_texts_in_json_that_no_browser_takes_for_a_page(
-    client: FlaskClient, database: Database
-) -> None:
+def test_texts_of_a_card_are_returned_unescaped_as_json(client: FlaskClient, database: Database) -> None:
     texts = {"front": "What does <title> hold, if a<b and c>d?", "back": "<iframe src=x>List<String>"}
     job = build_job(job_type="flashcard_generation", **ended("succeeded"))
     add(database, job)
@@ -119,7 +115,7 @@ def test_texts_of_a_card_are_the_stored_texts_in_json_that_no_browser_takes_for_
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_the_first_event_decides_when_a_job_was_queued(client: FlaskClient, database: Database) -> None:
+def test_queued_at_is_the_time_of_the_first_event(client: FlaskClient, database: Database) -> None:
     job = build_job(**held(attempt_no=2))
     later = build_event(
         job, created_at=BEGIN + timedelta(minutes=1), published_at=BEGIN + timedelta(minutes=2), id=new_id()
@@ -140,7 +136,7 @@ CANARIES = {
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "succeeded", "failed", "cancelled"])
-def test_nothing_private_leaves_in_body_headers_or_errors(client: FlaskClient, database: Database, state: str) -> None:
+def test_private_values_are_in_no_body_header_or_error(client: FlaskClient, database: Database, state: str) -> None:
     fields = {"queued": {}, "running": held()}.get(state) or (ended(state) if state != "queued" else {})
     if state == "running":
         fields["locked_by"] = CANARIES["holder"]
@@ -167,7 +163,7 @@ def test_nothing_private_leaves_in_body_headers_or_errors(client: FlaskClient, d
 
 @pytest.mark.parametrize("owner", ["u2", "U1", "u1x", "u", "0", "1", "01", "system"])
 @pytest.mark.parametrize("state", ["queued", "succeeded", "failed"])
-def test_a_strangers_job_and_no_job_answer_with_the_same_bytes(
+def test_another_users_job_and_an_unknown_job_get_identical_answers(
     client: FlaskClient, database: Database, owner: str, state: str
 ) -> None:
     job = build_job(user_id=owner, **(ended(state) if state != "queued" else {}))
@@ -191,7 +187,7 @@ def test_a_strangers_job_and_no_job_answer_with_the_same_bytes(
     assert client.get("/api/ai/jobs", headers=as_user("u1")).json == {"jobs": []}
 
 
-def test_only_the_owner_cancels_and_a_final_job_stays_as_it_is(client: FlaskClient, database: Database) -> None:
+def test_cancel_of_a_final_job_changes_nothing(client: FlaskClient, database: Database) -> None:
     for state in ("succeeded", "failed", "cancelled"):
         job = build_job(**ended(state))
         add(database, job)
@@ -205,7 +201,7 @@ def test_only_the_owner_cancels_and_a_final_job_stays_as_it_is(client: FlaskClie
         assert strict.json["error"]["code"] == code
 
 
-def test_pages_show_each_job_once_though_all_were_created_at_once(client: FlaskClient, database: Database) -> None:
+def test_pages_show_each_job_once_if_all_have_the_same_creation_time(client: FlaskClient, database: Database) -> None:
     jobs = [build_job() for _ in range(23)]
     add(database, *jobs, build_job(user_id="u2"))
     seen: list[str] = []
@@ -216,11 +212,11 @@ def test_pages_show_each_job_once_though_all_were_created_at_once(client: FlaskC
         if "nextCursor" not in body:
             break
         cursor = f"&cursor={body['nextCursor']}"
-        add(database, build_job(created_at=BEGIN + timedelta(days=1)))  # Newer ones push nothing.
+        add(database, build_job(created_at=BEGIN + timedelta(days=1)))  # Newer jobs don't shift the pages.
     assert seen == sorted((job.id for job in jobs), reverse=True)
 
 
-def test_a_cursor_of_one_user_is_none_of_another(client: FlaskClient, database: Database) -> None:
+def test_cursor_of_another_user_is_refused(client: FlaskClient, database: Database) -> None:
     add(database, *(build_job() for _ in range(3)), *(build_job(user_id="u2") for _ in range(3)))
     cursor = client.get("/api/ai/jobs?limit=1", headers=as_user()).json["nextCursor"]
     answer = client.get(f"/api/ai/jobs?cursor={cursor}", headers=as_user("u2"))
@@ -228,7 +224,7 @@ def test_a_cursor_of_one_user_is_none_of_another(client: FlaskClient, database: 
     assert answer.json["error"]["details"]["fields"][0]["field"] == "cursor"
 
 
-def test_messages_follow_the_language_that_is_asked_for(client: FlaskClient, database: Database) -> None:
+def test_messages_are_in_the_requested_language(client: FlaskClient, database: Database) -> None:
     job = build_job(**ended("failed", public_error_message="English as it was stored"))
     add(database, job)
     chinese = client.get(f"/api/ai/jobs/{job.id}", headers={**as_user(), "Accept-Language": "zh-CN,en;q=0.5"})
@@ -239,7 +235,7 @@ def test_messages_follow_the_language_that_is_asked_for(client: FlaskClient, dat
     assert french.json["publicErrorMessage"].startswith("The AI service can't be reached")
 
 
-def test_there_is_no_general_door_that_creates_jobs(client: FlaskClient) -> None:
+def test_jobs_cannot_be_created_at_the_general_path(client: FlaskClient) -> None:
     answer = client.post("/api/ai/jobs", headers=as_user(), json={})
     assert answer.status_code == 405
     assert answer.json["error"]["code"] == "METHOD_NOT_ALLOWED"

@@ -1,4 +1,4 @@
-"""Whose token is taken, and what a wrong one is told: nothing."""
+"""Tokens that are accepted, and the one answer to all others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("token", BAD.values(), ids=BAD.keys())
-def test_a_bad_token_is_nobody(client: FlaskClient, token: str) -> None:
+def test_invalid_token_is_unauthorized(client: FlaskClient, token: str) -> None:
     answer = client.get("/api/ai/jobs", headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == 401
     assert answer.json == {"error": {"code": "UNAUTHORIZED", "message": "Please sign in."}}
@@ -58,7 +58,7 @@ def test_a_bad_token_is_nobody(client: FlaskClient, token: str) -> None:
 
 
 @pytest.mark.parametrize("sub", [1, 0, 1.0, True, ["u1"], {"id": "u1"}])
-def test_a_user_that_is_no_text_is_nobody(settings: Settings, sub: Any) -> None:
+def test_token_whose_user_is_not_a_text_is_invalid(settings: Settings, sub: Any) -> None:
     def encode(value: Any) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
@@ -72,11 +72,11 @@ def test_a_user_that_is_no_text_is_nobody(settings: Settings, sub: Any) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Basic dTpw", "bearer", "Token x"])
-def test_another_kind_of_header_is_nobody(client: FlaskClient, header: str) -> None:
+def test_other_authorization_schemes_are_unauthorized(client: FlaskClient, header: str) -> None:
     assert client.get("/api/ai/jobs", headers={"Authorization": header}).status_code == 401
 
 
-def test_an_audience_that_is_configured_is_demanded(services: Services, settings: Settings) -> None:
+def test_configured_audience_is_required(services: Services, settings: Settings) -> None:
     strict = replace(settings, jwt_audience="learning-app")
     assert find_user_id(user_token(aud="learning-app"), strict) == "u1"
     assert find_user_id(user_token(aud=["x", "learning-app"]), strict) == "u1"
@@ -87,10 +87,10 @@ def test_an_audience_that_is_configured_is_demanded(services: Services, settings
     assert client.get("/api/ai/jobs", headers={"Authorization": f"Bearer {user_token()}"}).status_code == 401
 
 
-def test_names_of_any_language_are_users(settings: Settings) -> None:
+def test_user_names_may_be_in_any_language(settings: Settings) -> None:
     for name in ("学生-1", "Ü ser", "u" * 255, "a:b*c", "💡"):
         assert find_user_id(user_token(name), settings) == name
 
 
-def test_an_operators_token_is_no_users(client: FlaskClient, operator: Any) -> None:
+def test_operator_token_is_unauthorized_in_the_user_api(client: FlaskClient, operator: Any) -> None:
     assert client.get("/api/ai/jobs", headers=operator("SUPER_ADMIN").headers).status_code == 401

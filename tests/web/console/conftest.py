@@ -1,4 +1,4 @@
-"""The console over a real database and broker."""
+"""Fixtures: the console over a real database and broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.web.console.stage import Stage, add_operators, build_settings
 
 @pytest.fixture(scope="session")
 def compiled_templates(tmp_path_factory: pytest.TempPathFactory) -> FileSystemBytecodeCache:
-    """Templates are compiled once for all applications of this test process."""
+    """Compile templates once for all applications of this test process."""
     return FileSystemBytecodeCache(str(tmp_path_factory.mktemp("templates")))
 
 
@@ -28,7 +28,7 @@ def stage(
     tmp_path: Path,
     compiled_templates: FileSystemBytecodeCache,
 ) -> Iterator[Stage]:
-    """An application with its services, and a worker that runs jobs when told to."""
+    """An application with its services, and a worker that runs jobs on demand."""
     settings = build_settings(scratch_database(sqlite, add_operators), redis_url, tmp_path)
     with open_database(settings.database_url) as database:
         app = create_app(services=(services := build_services(settings, database=database)))

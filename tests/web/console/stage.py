@@ -1,4 +1,4 @@
-"""Jobs in every state, made by the real service and engine, for tests of the console to look at."""
+"""Jobs in every state, made by the real service and engine, for tests of the console."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from aijobs.wiring.engine import build_engine as build_job_engine
 from aijobs.wiring.services import Services
 
 PASSWORD = "correct horse battery"
-# As weak as it gets, so that a sign-in takes no time here.
+# The weakest parameters, so that signing in is fast.
 PASSWORD_HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
 
 
 def prepare(url: str) -> None:
-    """The schema, and one operator of each role."""
+    """Create the schema and one operator of each role."""
     engine = build_engine(url)
     upgrade(engine)
     with engine.begin() as connection:
@@ -39,7 +39,7 @@ def prepare(url: str) -> None:
 
 
 def add_operators(connection: Connection) -> None:
-    """One operator of each role."""
+    """Insert one operator of each role."""
     for role in ("VIEWER", "OPERATOR", "SUPER_ADMIN"):
         connection.execute(
             Operator.__table__.insert().values(
@@ -55,7 +55,7 @@ def add_operators(connection: Connection) -> None:
 
 
 class Stage:
-    """Services with one worker process, which takes jobs only when it is told to."""
+    """Services with one worker process, which takes jobs only on demand."""
 
     def __init__(self, services: Services, app: Flask) -> None:
         self.services, self.app = services, app
@@ -66,12 +66,12 @@ class Stage:
     # --- jobs ---------------------------------------------------------------------------------------------
 
     def create(self, *calls: dict[str, Any], user: str = "learner-1", target: str = "note-7") -> str:
-        """A queued synthetic job that does what `calls` say; its id."""
+        """Create a synthetic job that does what `calls` say, and return its id."""
         job_input = {"calls": list(calls) or [{"output": {"said": "hello"}, "artifacts": 2}]}
         return self.services.jobs.create_job(CreateJobInput(user, "synthetic", "note", target, job_input)).job.id
 
     def run(self, job_id: str) -> str:
-        """Let the worker have the job's next attempt; the engine's word for what came of it."""
+        """Run the job's next attempt and return its outcome."""
         with self.services.database.transaction() as session:
             session.execute(
                 update(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).values(available_at=utc_now())
@@ -131,14 +131,14 @@ class Stage:
         return job_id
 
     def recovered(self) -> tuple[str, str]:
-        """A failed job and the retry that did its work."""
+        """Make a failed job and its successful retry."""
         parent = self.create({"raise": "CONTENT_SAFETY_BLOCKED"})
         self.run(parent)
         child = self.services.jobs.retry(parent, "operator:somebody").job.id
         return parent, child
 
     def each_phase(self) -> dict[str, str]:
-        """One job in each phase, by phase."""
+        """Make one job in each phase; return ids by phase."""
         return {
             "created": self.create(),
             "queued": self.queued(),
@@ -157,7 +157,7 @@ class Stage:
             return session.execute(select(AiJob).where(AiJob.id == job_id)).scalar_one()
 
     def set_job(self, job_id: str, **values: Any) -> None:
-        """Write what no service would, to see what pages make of it."""
+        """Write values that no service would write."""
         with self.services.database.transaction() as session:
             session.execute(update(AiJob).where(AiJob.id == job_id).values(**values))
 
@@ -166,7 +166,7 @@ class Stage:
             session.add(QueuePause(queue_name=queue_name, reason=reason, paused_by="operator:x", paused_at=utc_now()))
 
     def client(self, role: str | None = "OPERATOR", language: str = "en") -> Console:
-        """A browser without JavaScript, signed in with a role (None: not at all)."""
+        """Return a browser without JavaScript, signed in with a role (None: not signed in)."""
         console = Console(self.app.test_client(), language)
         if role is not None:
             answer = console.sign_in(role.lower())
@@ -174,7 +174,7 @@ class Stage:
         return console
 
     def copy_of(self, console: Console) -> Console:
-        """Another browser with the same cookies, as who copied them has."""
+        """Return another browser with the same cookies, as if they were stolen."""
         copy = self.app.test_client()
         for cookie in console.http._cookies.values():
             copy.set_cookie(cookie.key, cookie.value, domain=cookie.domain, path=cookie.path)
@@ -200,7 +200,7 @@ class Console:
         return parse(answer)
 
     def fields(self, address: str, action: str | None = None) -> dict[str, str]:
-        """What the form on a page would send: hidden and text fields as they stand."""
+        """Return the hidden and text fields of a form on a page, with their values."""
         soup = parse(self.get(address))
         form = next(f for f in soup.find_all("form") if f["method"] == "post" and action in (None, f["action"]))
         inputs = form.find_all(["input", "textarea"])
@@ -213,14 +213,14 @@ class Console:
 
 
 def parse(answer: Any) -> Any:
-    """The answer as a tree."""
+    """Parse an answer."""
     from bs4 import BeautifulSoup
 
     return BeautifulSoup(answer.text, "html.parser")
 
 
 def build_settings(sqlite_url: str, redis_url: str, instance_path: Any) -> Settings:
-    """Settings of a test's own."""
+    """Return settings for one test."""
     return Settings.load(
         {
             "AIJOBS_DATABASE_URL": sqlite_url,

@@ -1,4 +1,4 @@
-"""One action leaves one row of one shape, whichever door it came through: console, API or shell."""
+"""Audit rows have the same shape from the console, the API and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Door = Callable[[str, str], int]
 
 @pytest.fixture
 def doors(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Door]:
-    """How an action is asked for at each door: by its address below /console or /admin-api/ai, or as a command."""
+    """Ways to act, by name: an address below /console or /admin-api/ai, or a command."""
     settings = stage.services.settings
     monkeypatch.setenv("AIJOBS_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("AIJOBS_REDIS_URL", settings.redis_url)
@@ -62,7 +62,7 @@ ACTIONS: dict[str, tuple[Callable[[Stage], str], str, str]] = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_action_leaves_the_same_row_by_whichever_door_it_came(
+def test_action_writes_the_same_audit_row_from_console_api_and_shell(
     stage: Stage, doors: dict[str, Door], action: str
 ) -> None:
     make, address, command = ACTIONS[action]
@@ -79,10 +79,10 @@ def test_an_action_leaves_the_same_row_by_whichever_door_it_came(
     assert all(shapes["api"])
 
 
-def test_a_refused_action_leaves_the_same_row_by_whichever_door_it_came(stage: Stage, doors: dict[str, Door]) -> None:
+def test_refused_action_writes_the_same_audit_row_from_api_and_shell(stage: Stage, doors: dict[str, Door]) -> None:
     for name, door in doors.items():
         target = stage.failed()
-        if name == "console":  # It shows no form for what it knows to be refused.
+        if name == "console":  # It offers no form for an action that would be refused.
             continue
         stage.services.jobs.retry(target, "operator:somebody")
         stage.run(stage.services.monitor.get_job(target).job.retried_as or "")
@@ -92,7 +92,7 @@ def test_a_refused_action_leaves_the_same_row_by_whichever_door_it_came(stage: S
         assert set(row.before) == {"lifecycleStatus", "phase", "attempt"}
 
 
-def test_what_is_not_there_leaves_no_row_at_any_door(stage: Stage, doors: dict[str, Door]) -> None:
+def test_action_on_an_unknown_target_writes_no_audit_row(stage: Stage, doors: dict[str, Door]) -> None:
     nobody = "01900000-0000-7000-8000-000000000000"
     assert doors["api"](f"outbox/{nobody}/requeue", "") == 404
     assert doors["console"](f"outbox/{nobody}/requeue", "") == 404
@@ -108,6 +108,6 @@ def _newest(stage: Stage, action: str) -> Any:
         return session.scalars(query).first()
 
 
-def _shape(told: Any) -> Any:
-    """The names and kinds of what is told; ids differ."""
-    return sorted((name, type(value).__name__) for name, value in told.items()) if told is not None else None
+def _shape(values: Any) -> Any:
+    """Return names and types of the values; ids differ."""
+    return sorted((name, type(value).__name__) for name, value in values.items()) if values is not None else None

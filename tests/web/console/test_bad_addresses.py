@@ -1,4 +1,4 @@
-"""Addresses and forms that nobody's browser made: on every database an answer below 500, and nothing done."""
+"""Addresses and forms that no browser sends: on every database the answer is below 500 and nothing changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ = {
     "/console/audit": ("target", "cursor"),
     "/console/login": ("next",),
 }
-"""What each page reads of its address."""
+"""Query parameters of each page."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def stage(
     tmp_path: Path,
     compiled_templates: FileSystemBytecodeCache,
 ) -> Iterator[Stage]:
-    """As the other tests' stage, on each of the three databases."""
+    """Like the stage of other tests, on each of the three databases."""
     services = build_services(build_settings(create_database(prepare), redis_url, tmp_path))
     app = create_app(services=services)
     app.jinja_env.bytecode_cache = compiled_templates
@@ -46,7 +46,7 @@ def stage(
 
 
 @SERVER_FIRST
-def test_odd_text_in_an_address_is_no_fault_of_ours(stage: Stage) -> None:
+def test_odd_text_in_an_address_causes_no_server_error(stage: Stage) -> None:
     stage.queued()
     console = stage.client("SUPER_ADMIN")
     rules = [rule.rule for rule in stage.app.url_map.iter_rules() if "GET" in (rule.methods or ())]
@@ -59,7 +59,7 @@ def test_odd_text_in_an_address_is_no_fault_of_ours(stage: Stage) -> None:
 
 
 @SERVER_FIRST
-def test_odd_text_in_a_form_or_header_is_no_fault_of_ours(stage: Stage) -> None:
+def test_odd_text_in_a_form_or_header_causes_no_server_error(stage: Stage) -> None:
     console, stranger = stage.client("SUPER_ADMIN"), stage.client(None)
     for text in ODD_TEXTS.values():
         environ = {"HTTP_USER_AGENT": text.decode("latin-1"), "REMOTE_ADDR": text.decode("latin-1")}
@@ -73,12 +73,12 @@ def test_odd_text_in_a_form_or_header_is_no_fault_of_ours(stage: Stage) -> None:
 
 
 def _form(fields: dict[str, str]) -> str:
-    """Fields as a form sends them, `reason` last, so that it can be added to."""
+    """Encode fields as a form does, `reason` last so that text can be appended to it."""
     return "&".join(f"{name}={quote(value)}" for name, value in fields.items() if name != "reason") + "&reason=x"
 
 
 @pytest.mark.parametrize("text", ["\0", "a\0b", "x" * 256, " x", "a\x07"])
-def test_a_log_of_what_cannot_be_a_target_is_refused_by_name(stage: Stage, text: str) -> None:
+def test_invalid_target_of_the_audit_log_is_refused(stage: Stage, text: str) -> None:
     console = stage.client("SUPER_ADMIN")
     answer = console.http.get("/console/audit", query_string={"target": text})
     assert answer.status_code == 422

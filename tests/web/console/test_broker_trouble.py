@@ -1,4 +1,4 @@
-"""What the console, the API and readiness say of a broker that takes no writes, is frozen, or holds junk."""
+"""Console, API and readiness while the broker refuses writes, is frozen, or holds invalid values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OpenStage = Callable[[str], Stage]
 def open_stage(
     sqlite: SqliteDatabases, tmp_path: Path, compiled_templates: FileSystemBytecodeCache
 ) -> Iterator[OpenStage]:
-    """`open_stage(redis_url)`: the console over a broker of the test's own."""
+    """`open_stage(redis_url)` opens the console over the given broker."""
     url = scratch_database(sqlite, add_operators)
     with open_database(url) as database:
 
@@ -42,7 +42,7 @@ def open_stage(
 
 
 def texts(stage: Stage, *paths: str) -> dict[str, str]:
-    """What each page shows to an operator who is signed in; each must answer with 200."""
+    """Return each page's text for a signed-in operator; each must answer with 200."""
     client = stage.client("SUPER_ADMIN")
     shown = {}
     for path in paths:
@@ -58,7 +58,7 @@ def ready(stage: Stage) -> dict[str, Any]:
     return dict(answer.get_json())
 
 
-def test_read_only_broker_is_named_instead_of_a_worker_that_is_missing(
+def test_read_only_broker_is_named_instead_of_a_missing_worker(
     open_stage: OpenStage, start_valkey: Callable[..., ValkeyServer]
 ) -> None:
     server = start_valkey()
@@ -77,7 +77,7 @@ def test_read_only_broker_is_named_instead_of_a_worker_that_is_missing(
     assert (ready(stage)["broker"], ready(stage).get("brokerCause")) == ("ok", None)
 
 
-def test_refused_queue_is_named_beside_one_that_works(stage: Stage, valkey: ValkeyServer) -> None:
+def test_refused_queue_is_named_and_the_other_is_ok(stage: Stage, valkey: ValkeyServer) -> None:
     with valkey.client() as admin:
         admin.set(queue_key("ai-background"), "somebody else's")
     cause = "One of our keys holds a value of another type (WRONGTYPE)"
@@ -88,11 +88,11 @@ def test_refused_queue_is_named_beside_one_that_works(stage: Stage, valkey: Valk
     assert states == {"ai-interactive": ("ok", None), "ai-background": ("takes_no_writes", cause)}
 
 
-def test_frozen_broker_holds_up_pages_once(stage: Stage, valkey: ValkeyServer) -> None:
+def test_frozen_broker_delays_pages_only_once(stage: Stage, valkey: ValkeyServer) -> None:
     stage.create()
     valkey.freeze()
     try:
-        for _ in range(20):  # Each would wait several times, which the test's time limit forbids.
+        for _ in range(20):  # If each one waited for the broker, the test's time limit would be exceeded.
             shown = texts(stage, *PAGES)
     finally:
         valkey.thaw()
@@ -100,7 +100,7 @@ def test_frozen_broker_holds_up_pages_once(stage: Stage, valkey: ValkeyServer) -
     assert "The broker cannot be reached." in shown["/console/workers"]
 
 
-def test_junk_in_redis_breaks_no_page_and_no_new_job(stage: Stage, valkey: ValkeyServer) -> None:
+def test_invalid_values_in_redis_break_no_page_and_no_new_job(stage: Stage, valkey: ValkeyServer) -> None:
     junk = [b'{"opened":1,"until":1e999}', b'{"opened":1,"until":1' + b"0" * 30 + b"}", b"null", b"[" * 100_000]
     card = b'{"instanceId":"i","queue":"q","host":"h","pid":%s,"startedAt":"%s","activeJobCount":0,"activeJobIds":[]}'
     with valkey.client() as admin:
@@ -119,7 +119,7 @@ def test_junk_in_redis_breaks_no_page_and_no_new_job(stage: Stage, valkey: Valke
     assert ready(stage)["broker"] == "ok"
 
 
-def test_worker_that_takes_nothing_though_messages_wait_is_told_apart(stage: Stage) -> None:
+def test_worker_that_takes_no_waiting_message_is_stalled(stage: Stage) -> None:
     stage.create()
     now = [1000.0]
     presence = Presence(stage.services.broker.client, stage.instance, "ai-interactive", monotonic=lambda: now[0])

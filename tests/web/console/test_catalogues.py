@@ -1,4 +1,4 @@
-"""Both languages say the same things, and all of them."""
+"""The catalogues of both languages are complete."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ def _texts(catalog: object) -> set[object]:
 
 
 @pytest.mark.parametrize("language", catalogues.LANGUAGES)
-def test_catalogue_holds_every_text_of_code_and_templates_and_no_other(language: str) -> None:
+def test_catalogue_has_exactly_the_texts_of_code_and_templates(language: str) -> None:
     assert _texts(catalogues.read(language)) == _texts(catalogues.extract())
 
 
 @pytest.mark.parametrize("language", catalogues.LANGUAGES)
-def test_catalogue_has_no_gap_and_nothing_unchecked(language: str) -> None:
+def test_catalogue_is_fully_translated(language: str) -> None:
     assert catalogues.untranslated(catalogues.read(language)) == []
 
 
 @pytest.mark.parametrize("language", catalogues.LANGUAGES)
-def test_compiled_catalogue_is_the_one_that_can_be_read(language: str) -> None:
+def test_compiled_catalogue_matches_its_source(language: str) -> None:
     fresh = BytesIO()
     write_mo(fresh, catalogues.read(language))
     compiled = catalogues.po_path(language).with_suffix(".mo").read_bytes()
     assert compiled == fresh.getvalue()
 
 
-def test_translation_names_the_same_values_as_the_text() -> None:
+def test_translation_has_the_same_placeholders_as_the_text() -> None:
     for message in catalogues.read("zh"):
         asked = set(_PLACE.findall(str(message.id)))
         for string in message.string if isinstance(message.string, tuple) else (message.string,):
             assert not message.id or set(_PLACE.findall(str(string))) == asked, message.id
 
 
-def test_chinese_is_chinese() -> None:
+def test_chinese_translations_contain_chinese() -> None:
     for message in catalogues.read("zh"):
         strings = message.string if isinstance(message.string, tuple) else (message.string,)
         assert not message.id or all(re.search(r"[\u4e00-\u9fff]", string) for string in strings), message.id
 
 
-def test_everything_that_code_stores_has_a_word() -> None:
+def test_every_stored_value_has_a_label() -> None:
     for name in (*Phase, *OutboxState, *ROLES, "live", "late", "lost", "unknown", "user", "admin", "system"):
         assert name in WORDS, name
     assert set(HistoryType) == set(EVENT_WORDS)
 
 
-def test_every_row_of_a_history_has_its_mark_on_the_timeline() -> None:
+def test_every_history_type_has_an_icon() -> None:
     marks = set(re.findall(r'<symbol id="(\w+)"', (catalogues.CHECKOUT / "static/icons.svg").read_text("utf-8")))
     assert set(HistoryType) <= marks
 
 
-def test_every_code_that_a_job_may_end_with_is_explained() -> None:
+def test_every_error_code_of_a_job_is_explained() -> None:
     ends = [code for code in CODES.values() if code.http == 500 or code.retried is not Retried.NEVER]
     assert ends
     for code in ends:

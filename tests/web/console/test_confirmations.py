@@ -1,4 +1,4 @@
-"""Retry, cancel and requeue: confirmed, allowed, written down, and done once."""
+"""Retry, cancel and requeue: confirmed, permitted, audited, and done once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _audit(stage: Stage, action: str) -> list[AuditLog]:
 
 
 def _everything(stage: Stage) -> dict[str, Any]:
-    """What no GET may change."""
+    """Return all values that no GET may change."""
     with stage.services.database.read() as session:
         return {
             "jobs": session.execute(select(AiJob.id, AiJob.lifecycle_status, AiJob.event_seq)).all(),
@@ -33,7 +33,7 @@ def _everything(stage: Stage) -> dict[str, Any]:
         }
 
 
-def test_retry_makes_one_child_however_often_it_is_clicked(stage: Stage) -> None:
+def test_repeated_retry_creates_one_child(stage: Stage) -> None:
     failed = stage.failed()
     console = stage.client()
     address = f"/console/jobs/{failed}/retry"
@@ -52,7 +52,7 @@ def test_retry_makes_one_child_however_often_it_is_clicked(stage: Stage) -> None
     assert rows[1].after == {"childJobId": child, "created": False}
 
 
-def test_retry_leaves_the_old_job_as_it_was_and_shows_the_chain(stage: Stage) -> None:
+def test_retry_leaves_the_old_job_unchanged_and_shows_the_chain(stage: Stage) -> None:
     failed = stage.failed()
     before = {key: value for key, value in vars(stage.job(failed)).items() if key != "_sa_instance_state"}
     console = stage.client()
@@ -97,7 +97,7 @@ def test_get_changes_nothing(stage: Stage) -> None:
 
 @pytest.mark.parametrize("spoiled", ["confirmation", "csrf_token"])
 @pytest.mark.parametrize("value", ["", "made-up"])
-def test_action_without_the_tokens_of_its_own_confirmation_is_not_done(stage: Stage, spoiled: str, value: str) -> None:
+def test_action_without_its_confirmation_or_csrf_token_is_refused(stage: Stage, spoiled: str, value: str) -> None:
     failed = stage.failed()
     console = stage.client()
     address = f"/console/jobs/{failed}/retry"
@@ -106,7 +106,7 @@ def test_action_without_the_tokens_of_its_own_confirmation_is_not_done(stage: St
     assert stage.services.monitor.get_job(failed).job.retried_as is None
 
 
-def test_confirmation_of_one_job_action_or_operator_is_none_of_another(stage: Stage) -> None:
+def test_confirmation_of_another_job_action_or_operator_is_refused(stage: Stage) -> None:
     failed, other, queued = stage.failed(), stage.failed(), stage.queued()
     console, colleague = stage.client(), stage.client("SUPER_ADMIN")
     address = f"/console/jobs/{failed}/retry"
@@ -124,7 +124,7 @@ def test_confirmation_of_one_job_action_or_operator_is_none_of_another(stage: St
 
 
 @pytest.mark.parametrize("action", ["retry", "cancel"])
-def test_role_is_checked_on_the_server_whatever_the_page_shows(stage: Stage, action: str) -> None:
+def test_role_is_checked_on_the_server(stage: Stage, action: str) -> None:
     job_id = stage.failed() if action == "retry" else stage.queued()
     address = f"/console/jobs/{job_id}/{action}"
     viewer = stage.client("VIEWER")
@@ -141,7 +141,7 @@ def test_role_is_checked_on_the_server_whatever_the_page_shows(stage: Stage, act
     ("state", "action"),
     [("queued", "retry"), ("running", "retry"), ("succeeded", "retry"), ("failed", "cancel"), ("cancelled", "cancel")],
 )
-def test_action_that_does_not_fit_the_state_is_refused_with_the_reason(stage: Stage, state: str, action: str) -> None:
+def test_action_that_the_state_forbids_is_refused_with_the_reason(stage: Stage, state: str, action: str) -> None:
     job_id = getattr(stage, state)()
     console = stage.client()
     address = f"/console/jobs/{job_id}/{action}"
@@ -150,10 +150,10 @@ def test_action_that_does_not_fit_the_state_is_refused_with_the_reason(stage: St
     assert not soup.find("form", attrs={"action": address})
 
 
-def test_each_reason_that_the_service_refuses_a_retry_for_has_words() -> None:
-    told = set(re.findall(r'_not_retryable\(\s*"(\w+)"', Path(retries.__file__).read_text(encoding="utf-8")))
-    assert len(told) > 4
-    assert told <= set(RETRY.reasons)
+def test_every_refusal_of_a_retry_has_a_text() -> None:
+    refusals = set(re.findall(r'_not_retryable\(\s*"(\w+)"', Path(retries.__file__).read_text(encoding="utf-8")))
+    assert len(refusals) > 4
+    assert refusals <= set(RETRY.reasons)
 
 
 def test_retry_of_an_older_job_leads_to_the_newest_of_the_chain(stage: Stage) -> None:
@@ -169,7 +169,7 @@ def test_retry_of_an_older_job_leads_to_the_newest_of_the_chain(stage: Stage) ->
     assert _audit(stage, "job.retry")[-1].after == {"refused": "JOB_NOT_RETRYABLE"}
 
 
-def test_a_reason_that_the_api_takes_is_taken_by_the_console_too(stage: Stage) -> None:
+def test_line_break_of_a_browser_counts_as_one_character_of_the_reason(stage: Stage) -> None:
     failed, console = stage.failed(), stage.client()
     address = f"/console/jobs/{failed}/retry"
     reason = "x" * 996 + "\r\nend"
@@ -177,7 +177,7 @@ def test_a_reason_that_the_api_takes_is_taken_by_the_console_too(stage: Stage) -
     assert [row.reason for row in _audit(stage, "job.retry")] == ["x" * 996 + "\nend"]
 
 
-def test_reason_is_kept_without_what_cannot_be_seen(stage: Stage) -> None:
+def test_reason_is_stored_without_invisible_characters(stage: Stage) -> None:
     failed, console = stage.failed(), stage.client("OPERATOR")
     address = f"/console/jobs/{failed}/retry"
     form = console.fields(address, address)
@@ -219,7 +219,7 @@ def test_dead_end_event_is_sent_again_after_a_confirmation(stage: Stage) -> None
     assert (row.target_id, row.reason, row.after["status"]) == (event_id, "hook mended", "pending")
 
 
-def test_dead_enqueue_event_is_not_offered_and_not_sent_again(stage: Stage) -> None:
+def test_dead_enqueue_event_cannot_be_sent_again(stage: Stage) -> None:
     event_id = _dead_event(stage, "ai.job.enqueue")
     console = stage.client()
     assert not console.soup("/console/outbox?status=dead").find(id=f"act-{event_id}")
@@ -229,14 +229,14 @@ def test_dead_enqueue_event_is_not_offered_and_not_sent_again(stage: Stage) -> N
     assert "retried instead" in console.soup("/console/outbox?status=dead").find("main").get_text()
 
 
-def test_event_that_is_not_there_is_not_found(stage: Stage) -> None:
+def test_unknown_event_is_not_found(stage: Stage) -> None:
     console = stage.client()
     assert console.get("/console/outbox/nope/requeue").status_code == 404
     address = "/console/outbox/01900000-0000-7000-8000-000000000000/requeue"
     assert console.post(address, console.fields(address, address)).status_code == 404
 
 
-def test_viewer_can_not_send_an_event_again(stage: Stage) -> None:
+def test_viewer_cannot_send_an_event_again(stage: Stage) -> None:
     event_id = _dead_event(stage, "ai.job.completed")
     viewer = stage.client("VIEWER")
     address = f"/console/outbox/{event_id}/requeue"

@@ -1,4 +1,4 @@
-"""Where a job is, and why it waits: strip, reasons and attempts, from real jobs."""
+"""The strip of a job's stages, the reason why it waits, and its attempts, from real jobs."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def _set_event(stage: Stage, job_id: str, **values: Any) -> None:
         session.execute(update(OutboxEvent).where(OutboxEvent.aggregate_id == job_id).values(**values))
 
 
-def test_strip_of_a_job_that_went_all_the_way(stage: Stage) -> None:
+def test_strip_of_a_succeeded_job_is_done(stage: Stage) -> None:
     assert _steps(stage, stage.succeeded()) == ["done", "done", "done", "done", "skipped", "done"]
 
 
-def test_strip_says_where_a_job_ended_that_failed_or_was_cancelled(stage: Stage) -> None:
+def test_strip_shows_the_end_of_a_failed_or_cancelled_job(stage: Stage) -> None:
     assert _steps(stage, stage.failed())[-1] == "failed"
     cancelled = _steps(stage, stage.cancelled())
     assert cancelled[-1] == "stopped"
     assert cancelled[3] == "skipped"
 
 
-def test_strip_of_a_job_cancelled_before_it_was_sent_never_came_to_outbox_or_broker(stage: Stage) -> None:
+def test_strip_of_a_job_cancelled_before_dispatch_skips_outbox_and_broker(stage: Stage) -> None:
     job_id = stage.create()
     _set_event(stage, job_id, status="pending", published_at=None, last_sent_at=None)
     stage.services.jobs.cancel(job_id, "user:u1")
@@ -63,7 +63,7 @@ def test_strip_of_a_job_cancelled_before_it_was_sent_never_came_to_outbox_or_bro
     assert _detail(stage, job_id).job.queued_at is None
 
 
-def test_strip_of_a_waiting_job_stands_at_the_outbox_then_at_the_broker_then_at_the_worker(stage: Stage) -> None:
+def test_strip_moves_from_outbox_to_broker_to_worker(stage: Stage) -> None:
     job_id = stage.create()
     _set_event(stage, job_id, status="pending", published_at=None, last_sent_at=None, available_at=utc_now())
     assert _steps(stage, job_id) == ["done", "now", "ahead", "ahead", "ahead", "ahead"]
@@ -73,7 +73,7 @@ def test_strip_of_a_waiting_job_stands_at_the_outbox_then_at_the_broker_then_at_
     assert _steps(stage, job_id) == ["done", "done", "done", "now", "ahead", "ahead"]
 
 
-def test_strip_marks_the_gap_where_a_job_should_be_further(stage: Stage) -> None:
+def test_strip_marks_the_stage_where_a_job_is_late(stage: Stage) -> None:
     long_ago = utc_now() - timedelta(minutes=10)
     unsent, unpopped, abandoned = stage.create(), stage.queued(), stage.running()
     _set_event(stage, unsent, status="pending", published_at=None, last_sent_at=None, available_at=long_ago)
@@ -86,19 +86,19 @@ def test_strip_marks_the_gap_where_a_job_should_be_further(stage: Stage) -> None
     assert _wait(stage, abandoned) == "lease_expired"
 
 
-def test_strip_of_a_retry_waits_at_the_outbox_for_its_time(stage: Stage) -> None:
+def test_strip_of_a_retry_waits_at_the_outbox(stage: Stage) -> None:
     job_id = stage.retrying()
     _set_event(stage, job_id, available_at=utc_now() + timedelta(minutes=5))
     assert _steps(stage, job_id)[1:4] == ["now", "ahead", "ahead"]
 
 
-def test_times_on_the_strip_never_run_backwards(stage: Stage) -> None:
+def test_times_on_the_strip_are_never_negative(stage: Stage) -> None:
     for job_id in stage.each_phase().values():
         for station in build_strip(_detail(stage, job_id), None, GRACE):
             assert station.took is None or station.took >= timedelta(0)
 
 
-def test_reason_for_the_wait_is_the_first_thing_that_holds_the_job(stage: Stage) -> None:
+def test_reason_for_the_wait_is_the_first_obstacle(stage: Stage) -> None:
     job_id = stage.create()
     _set_event(stage, job_id, last_sent_at=None)
     stage.presence.beat()
@@ -113,13 +113,13 @@ def test_reason_for_the_wait_is_the_first_thing_that_holds_the_job(stage: Stage)
     assert _wait(stage, job_id) == "paused"
 
 
-def test_job_that_has_ended_waits_for_nothing(stage: Stage) -> None:
+def test_ended_job_waits_for_nothing(stage: Stage) -> None:
     assert _wait(stage, stage.succeeded()) is None
     assert _wait(stage, stage.running()) == "running"
     assert _wait(stage, stage.cancel_requested()) == "cancelling"
 
 
-def test_each_attempt_is_told_with_its_end(stage: Stage) -> None:
+def test_each_attempt_is_shown_with_its_end(stage: Stage) -> None:
     job_id = stage.create({"raise": "PROVIDER_UNAVAILABLE"}, {"output": {}, "artifacts": 1})
     stage.run(job_id)
     stage.run(job_id)
@@ -140,12 +140,12 @@ def test_running_attempt_has_no_end(stage: Stage) -> None:
     ("seconds", "text"),
     [(0.2, "just now"), (59.9, "59s ago"), (60, "1m ago"), (3599, "59m ago"), (7200, "2h ago"), (90_000, "1d ago")],
 )
-def test_age_is_its_largest_whole_unit(seconds: float, text: str) -> None:
+def test_age_is_shown_in_its_largest_whole_unit(seconds: float, text: str) -> None:
     now = utc_now()
     assert ago(now - timedelta(seconds=seconds), now) == text
 
 
-def test_time_ahead_says_so_and_a_clock_that_differs_a_little_does_not() -> None:
+def test_future_time_is_shown_as_such_unless_the_difference_is_small() -> None:
     now = utc_now()
     assert ago(now + timedelta(minutes=3), now) == "in 3m"
     assert ago(now + timedelta(milliseconds=400), now) == "just now"
@@ -163,5 +163,5 @@ def test_time_ahead_says_so_and_a_clock_that_differs_a_little_does_not() -> None
         (1e6, "11 d 13 h"),
     ],
 )
-def test_duration_has_two_figures_that_matter(seconds: float | None, text: str) -> None:
+def test_duration_has_two_significant_figures(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text

@@ -1,4 +1,4 @@
-"""Text from outside stays text: in every field, on every page."""
+"""Untrusted text is shown as text in every field of every page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aijobs.outbox.models import OutboxEvent
 from aijobs.queues.presence import Presence
 from tests.web.console.stage import Stage, parse
 
-# Short enough for columns of 64 characters; each breaks out of another place.
+# Short enough for columns of 64 characters; each breaks out of a different context.
 PAYLOADS = (
     "'\"><img src=x onerror=alert(1) class=hostile>{{7*7}}",
     '" autofocus onfocus=alert(1) class="hostile',
@@ -27,7 +27,7 @@ MORE = (UNCLOSED, "javascript:alert('hostile')", "<template><p class=hostile hx-
 
 
 @pytest.mark.parametrize("payload", [*PAYLOADS, UNCLOSED])
-def test_hostile_text_in_every_field_stays_text_on_every_page(stage: Stage, payload: str) -> None:
+def test_hostile_text_in_any_field_is_shown_as_text(stage: Stage, payload: str) -> None:
     jobs = _poison(stage, payload)
     console = stage.client("SUPER_ADMIN")
     addresses = ["/console/jobs", "/console/outbox", "/console/queues", "/console/workers", "/console/outbox/changes"]
@@ -47,7 +47,7 @@ def test_hostile_text_in_every_field_stays_text_on_every_page(stage: Stage, payl
 
 
 @pytest.mark.parametrize("payload", [*PAYLOADS, *MORE])
-def test_hostile_text_in_an_address_stays_text(stage: Stage, payload: str) -> None:
+def test_hostile_text_in_an_address_is_shown_as_text(stage: Stage, payload: str) -> None:
     stage.queued()
     console = stage.client()
     for name in ("q", "userId", "jobType", "errorCode", "createdFrom", "cursor", "lifecycleStatus", "queueName"):
@@ -70,7 +70,7 @@ def _assert_clean(answer: object, where: str) -> None:
 
 
 def _poison(stage: Stage, payload: str) -> list[str]:
-    """Jobs of three phases with the payload in every column that can hold it."""
+    """Put the payload into every text column of jobs in three phases; return their ids."""
     jobs = [stage.failed(), stage.running(), stage.cancel_requested()]
     with stage.services.database.transaction() as session:
         session.execute(update(Operator).where(Operator.role == "SUPER_ADMIN").values(language="en"))

@@ -1,4 +1,4 @@
-"""Lists: filters, pages that lose nobody, searches, and what a poller brings."""
+"""Lists: filters, paging, searches and polling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _walk(console: Console, address: str | None) -> list[str]:
     return seen
 
 
-def test_every_job_is_reached_once_by_paging_though_all_were_created_at_once(
+def test_paging_reaches_every_job_once_if_all_have_the_same_creation_time(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "PER_PAGE", 3)
@@ -53,7 +53,7 @@ def test_paging_keeps_the_filter_and_leads_back_to_the_newest(stage: Stage, monk
 
 
 @pytest.mark.parametrize("cursor", ["made-up", "AAAA", "", "'; DROP TABLE ai_jobs", "é"])
-def test_cursor_that_was_tampered_with_is_a_page_that_says_so(stage: Stage, cursor: str) -> None:
+def test_invalid_cursor_is_refused_with_a_page(stage: Stage, cursor: str) -> None:
     stage.create()
     answer = stage.client().http.get("/console/jobs", query_string={"cursor": cursor})
     assert answer.status_code == 422
@@ -65,8 +65,8 @@ def test_cursor_that_was_tampered_with_is_a_page_that_says_so(stage: Stage, curs
     ("page", "name"),
     [("outbox", "status"), ("outbox", "eventType"), ("outbox", "cursor"), ("audit", "target"), ("audit", "cursor")],
 )
-def test_filter_value_that_no_link_has_lists_nothing(stage: Stage, page: str, name: str, value: str) -> None:
-    """The filters of these pages are links, so that no browser sends an empty one."""
+def test_invalid_filter_value_lists_nothing(stage: Stage, page: str, name: str, value: str) -> None:
+    """The filters of these pages are links, so no browser sends an empty value."""
     stage.queued()
     answer = stage.client("SUPER_ADMIN").http.get(f"/console/{page}", query_string={name: value})
     assert answer.status_code == (200 if name == "target" and value else 422)
@@ -86,7 +86,7 @@ def test_filter_value_that_no_link_has_lists_nothing(stage: Stage, page: str, na
         ("userId", "x" * 300),
     ],
 )
-def test_filter_that_cannot_be_read_is_named_and_shows_no_job(stage: Stage, name: str, value: str) -> None:
+def test_invalid_filter_is_named_and_lists_no_job(stage: Stage, name: str, value: str) -> None:
     stage.create()
     answer = stage.client().http.get("/console/jobs", query_string={name: value})
     assert answer.status_code == 422
@@ -96,14 +96,14 @@ def test_filter_that_cannot_be_read_is_named_and_shows_no_job(stage: Stage, name
     assert field or name == "lifecycleStatus"
 
 
-def test_empty_list_tells_nothing_yet_from_nothing_matches(stage: Stage) -> None:
+def test_empty_list_says_whether_no_job_exists_or_none_matches(stage: Stage) -> None:
     console = stage.client()
     assert "No jobs yet" in console.soup("/console/jobs").find("main").get_text()
     stage.create()
     assert "Nothing matches" in console.soup("/console/jobs?userId=nobody").find("main").get_text()
 
 
-def test_filter_finds_what_it_names(stage: Stage) -> None:
+def test_filter_lists_matching_jobs_only(stage: Stage) -> None:
     failed, queued = stage.failed("TIMEOUT", user="ana"), stage.queued(user="bo", target="note-99")
     console = stage.client()
     assert _ids(console.soup("/console/jobs?lifecycleStatus=queued")) == [queued]
@@ -112,7 +112,7 @@ def test_filter_finds_what_it_names(stage: Stage) -> None:
     assert len(_ids(console.soup("/console/jobs?queueName=ai-interactive"))) == 2
 
 
-def test_unresolved_are_failed_jobs_that_nobody_retried(stage: Stage) -> None:
+def test_unresolved_jobs_are_failed_jobs_without_a_retry(stage: Stage) -> None:
     recovered, _child = stage.recovered()
     failed = stage.failed()
     rows = _ids(stage.client().soup("/console/jobs?unresolved=true"))
@@ -120,7 +120,7 @@ def test_unresolved_are_failed_jobs_that_nobody_retried(stage: Stage) -> None:
     assert recovered not in rows
 
 
-def test_search_opens_a_job_filters_by_code_and_else_looks_for_beginnings(stage: Stage) -> None:
+def test_search_opens_a_job_or_filters_by_code_or_prefix(stage: Stage) -> None:
     job_id = stage.queued(user="learner-77")
     console = stage.client()
     for text, expected in (
@@ -135,7 +135,7 @@ def test_search_opens_a_job_filters_by_code_and_else_looks_for_beginnings(stage:
         assert answer.headers["Location"] == expected
 
 
-def test_poller_brings_rows_counts_and_how_many_are_newer_and_nothing_else(stage: Stage) -> None:
+def test_poll_returns_only_rows_counts_and_the_number_of_newer_jobs(stage: Stage) -> None:
     job_id = stage.queued()
     console = stage.client()
     page = console.soup("/console/jobs")
@@ -152,7 +152,7 @@ def test_poller_brings_rows_counts_and_how_many_are_newer_and_nothing_else(stage
     assert not changes.find(["input", "form", "dialog"])
 
 
-def test_row_that_left_the_filter_is_still_told_about(stage: Stage) -> None:
+def test_poll_updates_a_row_that_no_longer_matches_the_filter(stage: Stage) -> None:
     job_id = stage.queued()
     console = stage.client()
     poller = console.soup("/console/jobs?lifecycleStatus=queued").find(id="poller")
@@ -161,7 +161,7 @@ def test_row_that_left_the_filter_is_still_told_about(stage: Stage) -> None:
     assert changes.find(id=f"row-{job_id}").find(attrs={"data-state": "succeeded"})
 
 
-def test_page_on_which_nothing_can_change_is_not_polled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_that_cannot_change_is_not_polled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "PER_PAGE", 1)
     old, final = stage.succeeded(), stage.succeeded()
     stage.set_job(old, created_at=utc_now() - timedelta(hours=1))
@@ -188,19 +188,19 @@ def test_job_page_is_polled_until_the_job_has_ended(stage: Stage) -> None:
     assert not console.soup(f"/console/jobs/{job_id}").find(id="poller").get("data-poll")
 
 
-def test_poll_of_a_job_that_was_deleted_is_not_found(stage: Stage) -> None:
+def test_poll_of_a_deleted_job_is_not_found(stage: Stage) -> None:
     answer = stage.client().get("/console/jobs/01900000-0000-7000-8000-000000000000/changes", **{"HX-Request": "true"})
     assert answer.status_code == 404
 
 
 @pytest.mark.parametrize("since", ["", "yesterday", "2999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
-def test_poll_with_an_odd_time_is_no_failure(stage: Stage, since: str) -> None:
+def test_poll_with_an_invalid_time_causes_no_server_error(stage: Stage, since: str) -> None:
     stage.create()
     answer = stage.client().http.get("/console/jobs/changes", query_string={"since": since, "ids": "x,,y"})
     assert answer.status_code in (200, 422)
 
 
-def test_times_are_relative_with_the_exact_time_at_hand(stage: Stage) -> None:
+def test_times_are_relative_with_the_exact_time_attached(stage: Stage) -> None:
     job_id = stage.queued()
     stage.set_job(job_id, created_at=utc_now() - timedelta(minutes=3, seconds=10))
     for language, words in (("en", "3m ago"), ("zh", "3分钟前")):
@@ -211,7 +211,7 @@ def test_times_are_relative_with_the_exact_time_at_hand(stage: Stage) -> None:
         assert time["tabindex"] == "0"
 
 
-def test_every_id_can_be_copied_whole(stage: Stage) -> None:
+def test_full_job_id_can_be_copied(stage: Stage) -> None:
     job_id = stage.queued()
     soup = stage.client().soup("/console/jobs")
     assert soup.find("button", attrs={"data-copy": job_id})

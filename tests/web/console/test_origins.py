@@ -1,4 +1,4 @@
-"""Where a form was sent from: this console by what the browser says, or another site, which is refused in words."""
+"""The origin of a form: forms of this console are accepted, those of other sites are refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Https(FlaskClient):
 
 @pytest.fixture
 def secure(stage: Stage) -> Console:
-    """A browser that reaches the console over HTTPS."""
+    """A browser that uses the console over HTTPS."""
     return Console(_Https(stage.app, stage.app.response_class))
 
 
@@ -37,7 +37,7 @@ def _sign_in(console: Console, **headers: str) -> Any:
         {"Origin": HTTPS.upper()},
         {"Referer": f"{HTTPS}/console/login"},
         {"Sec-Fetch-Site": "same-origin", "Origin": HTTPS},
-        # A proxy that passes on neither name nor scheme: the browser itself knows.
+        # The proxy forwards neither host nor scheme, but the browser sends Sec-Fetch-Site.
         {"Sec-Fetch-Site": "same-origin", "Origin": "https://outer.example.com"},
     ],
 )
@@ -65,7 +65,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_form_of_another_site_is_refused_with_a_page_that_says_why(secure: Console, name: str) -> None:
+def test_form_of_another_site_is_refused_with_the_reason(secure: Console, name: str) -> None:
     answer = _sign_in(secure, **FOREIGN[name])
     assert answer.status_code == 403
     page = parse(answer).main.get_text(" ", strip=True)
@@ -75,7 +75,7 @@ def test_form_of_another_site_is_refused_with_a_page_that_says_why(secure: Conso
     assert secure.get("/console/jobs").status_code == 303
 
 
-def test_page_about_a_foreign_form_shows_the_origin_as_text(secure: Console) -> None:
+def test_refusal_of_a_foreign_form_escapes_its_origin(secure: Console) -> None:
     answer = _sign_in(secure, Origin='https://"><script>alert(1)</script>')
     assert answer.status_code == 403
     assert "<script>alert" not in answer.text
@@ -83,7 +83,7 @@ def test_page_about_a_foreign_form_shows_the_origin_as_text(secure: Console) -> 
 
 @pytest.mark.parametrize("htmx", [{}, {"HX-Request": "true"}])
 @pytest.mark.parametrize("action", ["retry", "preferences", "logout"])
-def test_every_form_and_hx_request_is_refused_to_another_site(stage: Stage, action: str, htmx: dict[str, str]) -> None:
+def test_forms_and_htmx_requests_of_another_site_are_refused(stage: Stage, action: str, htmx: dict[str, str]) -> None:
     job_id = stage.failed()
     console = stage.client()
     address = f"/console/jobs/{job_id}/retry" if action == "retry" else f"/console/{action}"
@@ -95,7 +95,7 @@ def test_every_form_and_hx_request_is_refused_to_another_site(stage: Stage, acti
     assert console.post(address, sent, Origin="http://localhost", **htmx).status_code == 303
 
 
-def test_proxy_that_ends_tls_unknown_to_us_keeps_no_form_out(stage: Stage) -> None:
+def test_form_is_accepted_behind_a_proxy_that_ends_tls(stage: Stage) -> None:
     console = Console(stage.app.test_client())
     assert _sign_in(console, Origin="https://localhost").status_code == 303
 
@@ -117,7 +117,7 @@ def test_form_with_a_stale_token_says_to_reload(stage: Stage) -> None:
     assert "Reload" in parse(answer).main.get_text(" ", strip=True)
 
 
-def test_forms_of_two_languages_are_refused_in_both(stage: Stage) -> None:
+def test_refusal_of_a_foreign_form_is_translated(stage: Stage) -> None:
     for language, said in (("en", "another site"), ("zh", "其他网站")):
         answer = _sign_in(Console(stage.app.test_client(), language), Origin="https://evil.example")
         assert said in parse(answer).main.get_text()

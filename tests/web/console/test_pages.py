@@ -1,4 +1,4 @@
-"""Every page, for every role, in both languages; and what may never be in one."""
+"""Every page, for every role, in both languages; and content that no page may contain."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_every_page_renders_for_every_role_in_both_languages(stage: Stage, role:
         assert len(soup.find(id="job-strip").find_all("li")) == 6
 
 
-def test_the_workers_page_shows_a_workers_threads_beside_its_queues_policy(stage: Stage) -> None:
+def test_workers_page_shows_threads_beside_the_queue_policy(stage: Stage) -> None:
     stage.presence.beat()
     for language, text in (("en", "0 of 3 policy: 2"), ("zh", "共 3 个，0 个在用 策略：2")):
         cell = stage.client("VIEWER", language=language).soup("/console/workers").find("tr", attrs={"data-row": True})
         assert text in cell.get_text(" ", strip=True)
 
 
-def test_the_workers_page_tells_which_duty_fails_and_which_nobody_does(stage: Stage) -> None:
+def test_workers_page_shows_failing_and_overdue_passes(stage: Stage) -> None:
     log = PassLog(stage.services.database, stage.services.clock)
     for name in ("reaper", "redrive"):
         log.run(name, 30, lambda: 0)
@@ -65,7 +65,7 @@ def test_the_workers_page_tells_which_duty_fails_and_which_nobody_does(stage: St
     assert "TypeError" not in rows["reaper"].get_text()
 
 
-def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -> None:
+def test_pages_comply_with_the_content_security_policy(stage: Stage) -> None:
     jobs = stage.each_phase()
     console = stage.client("SUPER_ADMIN")
     pages = [*LISTS, "/console/usage", *(f"/console/jobs/{job_id}" for job_id in jobs.values())]
@@ -85,8 +85,8 @@ def test_nothing_in_a_page_needs_what_the_content_policy_forbids(stage: Stage) -
                 assert element.get(name, "/").startswith(("/", "#")), (address, element)
 
 
-def test_a_sign_in_may_lead_back_to_each_whole_page_and_to_nothing_else(stage: Stage) -> None:
-    """What leads back to a fragment shows a page without its frame."""
+def test_sign_in_may_lead_back_to_whole_pages_only(stage: Stage) -> None:
+    """If a sign-in led to a fragment, the operator would see a page without its frame."""
     stage.failed()
     event_id = next(iter(stage.services.monitor.list_outbox().items)).id
     console, whole = stage.client("SUPER_ADMIN"), set()
@@ -100,7 +100,7 @@ def test_a_sign_in_may_lead_back_to_each_whole_page_and_to_nothing_else(stage: S
     assert whole | {"console.start"} == PAGES
 
 
-def test_pages_are_not_kept_and_differ_by_who_asks(stage: Stage) -> None:
+def test_pages_are_not_cached_and_vary_by_cookie(stage: Stage) -> None:
     console = stage.client()
     answer = console.get("/console/jobs")
     assert answer.headers["Cache-Control"] == "no-store"
@@ -108,7 +108,7 @@ def test_pages_are_not_kept_and_differ_by_who_asks(stage: Stage) -> None:
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_fragment_is_the_part_that_the_page_includes(stage: Stage) -> None:
+def test_fragment_equals_its_part_of_the_page(stage: Stage) -> None:
     stage.each_phase()
     console = stage.client()
     page = console.get("/console/jobs")
@@ -121,7 +121,7 @@ def test_fragment_is_the_part_that_the_page_includes(stage: Stage) -> None:
     assert rows == [row["id"] for row in parse(page).find_all("tr", attrs={"data-row": True})]
 
 
-def test_what_changes_in_the_outbox_are_the_tiles_that_the_page_shows(stage: Stage) -> None:
+def test_poll_of_the_outbox_returns_the_tiles_of_the_page(stage: Stage) -> None:
     stage.queued()
     console = stage.client()
     tiles = [parse(console.get(f"/console/outbox{end}")).find(id="outbox-health") for end in ("", "/changes")]
@@ -143,7 +143,7 @@ def test_missing_job_leads_back_to_the_list(stage: Stage) -> None:
         assert parse(answer).find("main").find("a")["href"] == "/console/jobs"
 
 
-def test_broker_that_is_away_is_said_and_no_page_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_outage_is_shown_and_no_page_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     queued, running = stage.queued(), stage.running()
     from aijobs.errors import BrokerUnavailable
     from aijobs.queues.state import BrokerState
@@ -160,7 +160,7 @@ def test_broker_that_is_away_is_said_and_no_page_fails(stage: Stage, monkeypatch
     console.soup(f"/console/jobs/{running}")
 
 
-def test_internal_message_is_for_super_admins_alone(stage: Stage) -> None:
+def test_internal_message_is_shown_to_super_admins_only(stage: Stage) -> None:
     failed = stage.failed()
     secret = "Traceback: secret-place-in-our-code"
     stage.set_job(failed, internal_error_message=secret)
@@ -169,7 +169,7 @@ def test_internal_message_is_for_super_admins_alone(stage: Stage) -> None:
         assert shown == (role == "SUPER_ADMIN"), role
 
 
-def test_content_of_a_job_is_on_no_page(stage: Stage) -> None:
+def test_content_of_a_job_is_shown_on_no_page(stage: Stage) -> None:
     job_id = stage.create({"output": {"said": "canary-in-the-output"}}, {"output": {"said": "canary-in-the-input"}})
     stage.run(job_id)
     console = stage.client("SUPER_ADMIN")
@@ -177,7 +177,7 @@ def test_content_of_a_job_is_on_no_page(stage: Stage) -> None:
         assert "canary" not in console.get(address).text, address
 
 
-def test_no_template_switches_escaping_off() -> None:
+def test_templates_never_disable_escaping() -> None:
     templates = list(resource("templates").rglob("*.html"))
     assert templates
     for path in templates:
@@ -185,14 +185,14 @@ def test_no_template_switches_escaping_off() -> None:
         assert not re.search(r"\|\s*safe\b|autoescape|Markup|style=|\son\w+=", text), path
 
 
-def test_no_python_of_the_console_makes_markup() -> None:
+def test_console_code_never_uses_markup() -> None:
     import aijobs.web.console as package
 
     for path in Path(str(package.__file__)).parent.glob("*.py"):
         assert "Markup" not in path.read_text(encoding="utf-8"), path
 
 
-def test_operators_see_what_they_may_not_do_as_disabled_with_the_reason(stage: Stage) -> None:
+def test_forbidden_action_is_shown_disabled_with_the_reason(stage: Stage) -> None:
     failed = stage.failed()
     soup = stage.client("VIEWER").soup(f"/console/jobs/{failed}")
     button = soup.find(id="act-retry")
@@ -201,8 +201,8 @@ def test_operators_see_what_they_may_not_do_as_disabled_with_the_reason(stage: S
     assert not soup.find(attrs={"data-action": "retry"})
 
 
-def test_pages_ask_the_database_little(stage: Stage) -> None:
-    """At most eight statements a fragment, who is asking included, and no payload column in a list."""
+def test_fragments_take_at_most_eight_statements(stage: Stage) -> None:
+    """A fragment takes at most eight statements, including the session's, and a list reads no payload column."""
     from sqlalchemy import event
 
     jobs = stage.each_phase()
@@ -224,7 +224,7 @@ def test_pages_ask_the_database_little(stage: Stage) -> None:
             assert not any(column in text for text in reads), address
 
 
-def test_audit_log_is_for_super_admins_and_tells_what_was_done(stage: Stage) -> None:
+def test_audit_log_is_shown_to_super_admins_only(stage: Stage) -> None:
     failed = stage.failed()
     operator = stage.client("OPERATOR")
     assert operator.get("/console/audit").status_code == 403
@@ -234,7 +234,7 @@ def test_audit_log_is_for_super_admins_and_tells_what_was_done(stage: Stage) -> 
     admin = stage.client("SUPER_ADMIN")
     assert admin.soup("/console/jobs").find("a", href="/console/audit")
     row = admin.soup(f"/console/audit?target={failed}").find("tr", attrs={"data-row": True}).get_text()
-    for told in ("Job retried", "operator:operator", "the provider is back", "lifecycleStatus", "created"):
-        assert told in row
+    for text in ("Job retried", "operator:operator", "the provider is back", "lifecycleStatus", "created"):
+        assert text in row
     assert admin.get("/console/audit?cursor=made-up").status_code == 422
     assert "No actions" in admin.soup("/console/audit?target=nothing").find("main").get_text()

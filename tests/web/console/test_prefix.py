@@ -1,4 +1,4 @@
-"""Below a prefix: whoever adds it, every link, form, redirect and answer stays below it."""
+"""Below a prefix set by the server or a proxy, every link, form, redirect and answer stays below it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOTES = {
 
 
 class Proxy:
-    """Serves the application below the prefix alone, as a server or a reverse proxy does."""
+    """A WSGI middleware that serves the application only below the prefix, as a server or reverse proxy does."""
 
     def __init__(self, app: WSGIApplication, tell: Callable[[WSGIEnvironment], None]) -> None:
         self._app, self._tell = app, tell
@@ -61,14 +61,14 @@ def browser(stage: Stage, request: pytest.FixtureRequest) -> Client:
 
 
 def fields(soup: Any, action: str) -> dict[str, str]:
-    """What the form that leads to `action` would send as it stands."""
+    """Return the fields of the form that leads to `action`, with their values."""
     form = next(form for form in soup.find_all("form") if form["action"] == action)
     inputs = form.find_all(["input", "textarea"])
     return {field["name"]: field.get("value", "") for field in inputs if field.get("name")}
 
 
 def sign_in(browser: Client, back: str) -> str:
-    """Ask for a page, be sent to the sign-in, and sign in; where that leads to."""
+    """Open a page, follow to the sign-in, sign in; return the address of the redirect."""
     login = browser.get(back).headers["Location"]
     assert login.startswith(f"{PREFIX}/console/login?next=")
     form = fields(parse(browser.get(login)), f"{PREFIX}/console/login")
@@ -78,7 +78,7 @@ def sign_in(browser: Client, back: str) -> str:
 
 
 def addresses(soup: BeautifulSoup) -> set[str]:
-    """All addresses on this host that a page names."""
+    """Return all addresses of a page that lead to this host."""
     found = {tag[name] for name in ADDRESSES for tag in soup.find_all(attrs={name: True})}
     return {str(address) for address in found if address and not str(address).startswith(("#", "https://", "data:"))}
 
@@ -91,7 +91,7 @@ def test_every_address_of_every_page_is_below_the_prefix(stage: Stage, browser: 
     while waiting:
         address = waiting.pop()
         assert re.match(rf"{PREFIX}(/|\Z)", address), address
-        # One page of each kind is enough; its parameters change nothing of where it leads.
+        # One page of each kind is enough, because parameters don't change its links.
         kind = re.sub(r"[0-9a-f-]{36}", "ID", urlsplit(address).path)
         if kind in seen or kind.endswith("/logout"):
             continue
@@ -152,7 +152,7 @@ def test_api_answers_with_addresses_below_the_prefix(stage: Stage, browser: Clie
 
 
 @pytest.mark.parametrize("folder", ["templates", "static"])
-def test_no_template_or_script_builds_an_address_by_hand(folder: str) -> None:
+def test_templates_and_scripts_contain_no_fixed_address(folder: str) -> None:
     built = re.compile(r"""["'`(=]/(?:console|api|admin-api|internal|static)\b|(?:href|src|action|hx-\w+)=["']?/""")
     found = [
         f"{path.name}:{number}"

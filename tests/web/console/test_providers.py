@@ -1,4 +1,4 @@
-"""The providers page: what it says of breakers, who may close one, and what is never on it."""
+"""The providers page: breaker states, permissions, and secrets that it never shows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _word(stage: Stage) -> str:
     return stage.services.breaker.states([SCOPE])[0].word
 
 
-def test_page_and_fragment_say_the_same_of_each_breaker_and_never_a_key(stage: Stage) -> None:
+def test_page_and_fragment_show_the_same_breakers_and_no_key(stage: Stage) -> None:
     console = stage.client("SUPER_ADMIN")
     soup = console.soup(PAGE)
     assert soup.find(id="p-deepseek").parent.find(attrs={"data-state": "closed"})
@@ -82,21 +82,21 @@ def test_page_and_fragment_say_the_same_of_each_breaker_and_never_a_key(stage: S
 
 
 @pytest.mark.parametrize(("language", "closed"), [("en", "Breaker closed"), ("zh", "断路器接通")])
-def test_a_breaker_in_order_does_not_read_as_a_provider_that_is_shut(stage: Stage, language: str, closed: str) -> None:
+def test_closed_breaker_is_labelled_as_a_breaker(stage: Stage, language: str, closed: str) -> None:
     soup = stage.client("VIEWER", language).soup(PAGE)
     assert soup.find(attrs={"data-state": "closed"}).get_text(strip=True) == closed
 
 
-def test_page_tells_where_each_route_leads_in_turn(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_lists_the_providers_of_each_route_in_order(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (Route("deepseek", "deepseek-flash"), Route("local", "local-extractive-v1"))
     monkeypatch.setitem(stage.services.catalogue.routes, "default", steps)  # type: ignore[arg-type]
     routes = stage.client("VIEWER").soup(PAGE).find(id="routes").find_parent("section")
-    told = {name.get_text(): name.find_next_sibling("dd").get_text() for name in routes.find_all("dt")}
-    assert told["default"] == "deepseek/deepseek-flash, then local/local-extractive-v1"
-    assert told["user_deepseek_key"].startswith("deepseek/")
+    listed = {name.get_text(): name.find_next_sibling("dd").get_text() for name in routes.find_all("dt")}
+    assert listed["default"] == "deepseek/deepseek-flash, then local/local-extractive-v1"
+    assert listed["user_deepseek_key"].startswith("deepseek/")
 
 
-def test_a_breaker_is_closed_after_a_confirmation_and_written_down(stage: Stage) -> None:
+def test_breaker_is_closed_after_a_confirmation_and_audited(stage: Stage) -> None:
     stage.services.breaker.failed(SCOPE, exhausted=True)
     console = stage.client()
     link = console.soup(PAGE).find(id="close-deepseek")
@@ -120,7 +120,7 @@ def test_a_breaker_is_closed_after_a_confirmation_and_written_down(stage: Stage)
 
 
 @pytest.mark.parametrize("spoiled", ["confirmation", "csrf_token"])
-def test_a_breaker_stays_open_without_the_tokens_of_its_own_confirmation(stage: Stage, spoiled: str) -> None:
+def test_breaker_stays_open_without_its_confirmation_or_csrf_token(stage: Stage, spoiled: str) -> None:
     stage.services.breaker.failed(SCOPE, exhausted=True)
     console = stage.client()
     form = console.fields(CLOSE, CLOSE)
@@ -129,7 +129,7 @@ def test_a_breaker_stays_open_without_the_tokens_of_its_own_confirmation(stage: 
     assert not _audit(stage)
 
 
-def test_a_viewer_sees_the_state_but_no_cost_and_can_not_close_it(stage: Stage) -> None:
+def test_viewer_sees_the_breaker_without_cost_and_cannot_close_it(stage: Stage) -> None:
     job = stage.job(stage.succeeded())
     priced = {"currency": "USD", "cost_micros": 1_234_567, "prompt_tokens": 4321}
     add(
@@ -147,7 +147,7 @@ def test_a_viewer_sees_the_state_but_no_cost_and_can_not_close_it(stage: Stage) 
     assert _word(stage) == "open"
 
 
-def test_a_provider_that_is_not_configured_is_not_found(stage: Stage) -> None:
+def test_unconfigured_provider_is_not_found(stage: Stage) -> None:
     console = stage.client()
     token = console.fields("/console/jobs", "/console/logout")
     for name in ("nobody", "local", "deepseek.platform"):
@@ -156,7 +156,7 @@ def test_a_provider_that_is_not_configured_is_not_found(stage: Stage) -> None:
     assert not _audit(stage)
 
 
-def test_while_redis_is_away_the_state_is_unknown_and_nothing_can_be_closed(stage: Stage, valkey: ValkeyServer) -> None:
+def test_breaker_is_unknown_and_cannot_be_closed_during_a_redis_outage(stage: Stage, valkey: ValkeyServer) -> None:
     stage.services.breaker.failed(SCOPE, exhausted=True)
     console = stage.client()
     form = console.fields(CLOSE, CLOSE)
@@ -170,7 +170,7 @@ def test_while_redis_is_away_the_state_is_unknown_and_nothing_can_be_closed(stag
     assert row.after == {"refused": "SERVICE_BUSY"}
 
 
-def test_the_api_tells_the_same_and_closes_with_the_same_row(stage: Stage) -> None:
+def test_api_shows_the_same_breaker_and_closes_it_with_the_same_audit_row(stage: Stage) -> None:
     stage.services.breaker.failed(SCOPE, code="PROVIDER_TIMEOUT", exhausted=True)
     console = stage.client()
     token = {"X-CSRF-Token": console.fields("/console/jobs", "/console/logout")["csrf_token"]}
@@ -190,7 +190,7 @@ def _of(body: Any, name: str) -> list[Any]:
     return [provider for provider in body["providers"] if provider["name"] == name]
 
 
-def test_a_learner_is_told_when_to_come_back(stage: Stage) -> None:
+def test_request_without_an_available_provider_gets_retry_after(stage: Stage) -> None:
     stage.services.breaker.failed(SCOPE, exhausted=True)
     notes = {
         "lang": "en",

@@ -1,4 +1,4 @@
-"""Signing in, being signed out without knowing it, and coming back to where one was."""
+"""Signing in and out, expired sessions, and the way back to the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _expire(stage: Stage) -> None:
         session.execute(update(OperatorSession).values(revoked_at=utc_now()))
 
 
-def test_sign_in_leads_to_the_page_that_was_asked_for(stage: Stage) -> None:
+def test_sign_in_leads_to_the_requested_page(stage: Stage) -> None:
     job_id = stage.queued()
     console = stage.client(None)
     refused = console.get(f"/console/jobs/{job_id}?x=1")
@@ -59,7 +59,7 @@ def test_sign_in_leads_to_the_page_that_was_asked_for(stage: Stage) -> None:
         " /console/jobs",
     ],
 )
-def test_sign_in_never_leads_to_a_foreign_or_unknown_place(stage: Stage, address: str) -> None:
+def test_sign_in_never_leads_to_a_foreign_or_unknown_address(stage: Stage, address: str) -> None:
     console = stage.client(None)
     fields = console.fields("/console/login", "/console/login")
     answer = console.post(
@@ -72,14 +72,14 @@ def test_sign_in_never_leads_to_a_foreign_or_unknown_place(stage: Stage, address
 
 
 @pytest.mark.parametrize("address", ["//evil.example", "/\\evil.example", "https://evil.example/"])
-def test_changing_the_language_never_leads_to_a_foreign_place(stage: Stage, address: str) -> None:
+def test_language_change_never_leads_to_a_foreign_address(stage: Stage, address: str) -> None:
     console = stage.client()
     fields = console.fields("/console/jobs", "/console/preferences")
     answer = console.post("/console/preferences", {**fields, "next": address, "language": "zh"})
     assert answer.headers["Location"] == "/console/jobs"
 
 
-def test_wrong_password_says_nothing_about_which_part_was_wrong(stage: Stage) -> None:
+def test_wrong_name_and_wrong_password_get_the_same_message(stage: Stage) -> None:
     console = stage.client(None)
     texts = set()
     for username in ("viewer", "nobody-of-this-name"):
@@ -90,7 +90,7 @@ def test_wrong_password_says_nothing_about_which_part_was_wrong(stage: Stage) ->
     assert len(texts) == 1
 
 
-def test_guessing_is_slowed_down_and_the_page_says_for_how_long(stage: Stage) -> None:
+def test_password_guessing_is_rate_limited_with_a_waiting_time(stage: Stage) -> None:
     console = stage.client(None)
     for _ in range(5):
         assert console.sign_in("viewer", "wrong").status_code == 401
@@ -100,7 +100,7 @@ def test_guessing_is_slowed_down_and_the_page_says_for_how_long(stage: Stage) ->
     assert "wait" in parse(answer).find(role="alert").get_text()
 
 
-def test_empty_fields_are_named_and_nothing_is_tried(stage: Stage) -> None:
+def test_empty_sign_in_field_is_named(stage: Stage) -> None:
     console = stage.client(None)
     fields = console.fields("/console/login", "/console/login")
     answer = console.post("/console/login", fields)
@@ -108,7 +108,7 @@ def test_empty_fields_are_named_and_nothing_is_tried(stage: Stage) -> None:
     assert parse(answer).find(id="username")["aria-invalid"] == "true"
 
 
-def test_expired_session_sends_htmx_to_the_login_with_the_page_not_the_fragment(stage: Stage) -> None:
+def test_expired_session_sends_htmx_to_the_sign_in_with_the_page_as_next(stage: Stage) -> None:
     job_id = stage.running()
     console = stage.client()
     _expire(stage)
@@ -128,7 +128,7 @@ def test_expired_session_sends_htmx_to_the_login_with_the_page_not_the_fragment(
         assert "password" not in answer.text
 
 
-def test_htmx_page_of_another_host_leads_nowhere_foreign(stage: Stage) -> None:
+def test_htmx_page_of_another_host_is_ignored(stage: Stage) -> None:
     console = stage.client(None)
     answer = console.get(
         "/console/jobs", **{"HX-Request": "true", "HX-Current-URL": "https://evil.example/console/jobs"}
@@ -137,7 +137,7 @@ def test_htmx_page_of_another_host_leads_nowhere_foreign(stage: Stage) -> None:
     assert "evil" not in str(parse(console.get(login)))
 
 
-def test_expired_session_with_a_stale_token_is_asked_to_sign_in_and_nothing_is_done(stage: Stage) -> None:
+def test_expired_session_with_a_stale_token_leads_to_the_sign_in(stage: Stage) -> None:
     failed = stage.failed()
     console = stage.client()
     form = console.fields(f"/console/jobs/{failed}/retry", f"/console/jobs/{failed}/retry")
@@ -156,7 +156,7 @@ def test_expired_session_with_a_stale_token_is_asked_to_sign_in_and_nothing_is_d
     assert stage.services.monitor.get_job(failed).job.retried_as is None
 
 
-def test_signing_out_ends_the_session_and_needs_a_post_with_a_token(stage: Stage) -> None:
+def test_sign_out_needs_a_post_with_a_token(stage: Stage) -> None:
     console = stage.client()
     assert console.get("/console/logout").status_code == 405
     assert console.post("/console/logout").status_code == 400
@@ -166,7 +166,7 @@ def test_signing_out_ends_the_session_and_needs_a_post_with_a_token(stage: Stage
     assert console.get("/console/jobs").status_code == 303
 
 
-def test_language_stays_with_the_operator_and_the_theme_with_the_session(stage: Stage) -> None:
+def test_language_is_kept_for_the_operator_and_theme_for_the_session(stage: Stage) -> None:
     console = stage.client("OPERATOR")
     fields = console.fields("/console/queues", "/console/preferences")
     assert fields["next"] == "/console/queues"
@@ -189,7 +189,7 @@ def test_language_chosen_before_signing_in_is_kept(stage: Stage) -> None:
     assert console.soup("/console/jobs").html["lang"] == "zh-CN"
 
 
-def test_values_that_are_no_language_or_theme_change_nothing(stage: Stage) -> None:
+def test_invalid_language_or_theme_changes_nothing(stage: Stage) -> None:
     console = stage.client()
     fields = console.fields("/console/jobs", "/console/preferences")
     console.post("/console/preferences", {**fields, "language": "../../etc", "theme": '"><script>'})
@@ -197,7 +197,7 @@ def test_values_that_are_no_language_or_theme_change_nothing(stage: Stage) -> No
     assert (soup.html["lang"], soup.html["data-theme"]) == ("en", "auto")
 
 
-def test_copied_cookie_is_worthless_after_sign_out(stage: Stage) -> None:
+def test_copied_cookie_is_invalid_after_sign_out(stage: Stage) -> None:
     console = stage.client()
     thief = stage.copy_of(console)
     assert thief.get("/console/jobs").status_code == 200

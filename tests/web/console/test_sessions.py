@@ -1,4 +1,4 @@
-"""The page of sessions, what keeps a session alive, and what is said once it has ended."""
+"""The page of sessions, their lifetime, and the messages after their end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _browser(stage: Stage, role: str = "OPERATOR", agent: str = FIREFOX, languag
 
 
 def _change(stage: Stage, **values: Any) -> None:
-    """Write what time would, into every session."""
+    """Set columns of every session, for example to let time pass."""
     with stage.services.database.transaction() as session:
         session.execute(update(OperatorSession).values(**values))
 
@@ -53,23 +53,23 @@ def _audit(stage: Stage) -> list[tuple[str, str, str]]:
 
 
 def _rows(soup: Any, title: str) -> list[list[str]]:
-    """The list under a title, cell by cell."""
+    """Return the cells of each row of the list under a title."""
     card = soup.find(id=title).find_parent("section")
     return [[cell.get_text(" ", strip=True) for cell in row.find_all(["th", "td"])] for row in card.select("tbody tr")]
 
 
 def _revoke(console: Console, soup: Any, title: str, index: int = 0) -> Any:
-    """Press the button of a row."""
+    """Submit the form of a row."""
     form = soup.find(id=title).find_parent("section").select("tbody form")[index]
     fields = {field["name"]: field["value"] for field in form.find_all("input")}
     return console.post(form["action"], fields)
 
 
-# --- what keeps a session alive --------------------------------------------------------------------------------
+# --- lifetime --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("element", sorted(POLLERS))
-def test_polls_of_a_page_left_open_do_not_prolong_the_session(stage: Stage, element: str) -> None:
+def test_polls_do_not_prolong_the_session(stage: Stage, element: str) -> None:
     console = stage.client()
     long_ago = (utc_now() - timedelta(hours=11)).replace(microsecond=0)
     _change(stage, seen_at=long_ago)
@@ -94,7 +94,7 @@ def test_polls_of_a_page_left_open_do_not_prolong_the_session(stage: Stage, elem
         ("/admin-api/ai/jobs", {}),
     ],
 )
-def test_use_prolongs_the_session_and_is_written_once_a_minute(
+def test_use_prolongs_the_session_and_is_written_at_most_once_a_minute(
     stage: Stage, address: str, headers: dict[str, str]
 ) -> None:
     console = stage.client()
@@ -107,21 +107,19 @@ def test_use_prolongs_the_session_and_is_written_once_a_minute(
     assert _seen(stage) == seen
 
 
-def test_every_element_that_asks_by_itself_is_known_as_a_poller() -> None:
+def test_every_polling_element_is_listed_as_a_poller() -> None:
     asking = set()
     for path in Path(resource("templates")).rglob("*.html"):
         for tag in re.findall(
             r"<[a-z]+\s[^<]*hx-trigger=\"(?:load|every|revealed|intersect|aijobs:)[^<]*", path.read_text()
         ):
             found = re.search(r'\bid="([^"]+)"', tag)
-            assert found, f"{path.name}: an element that asks by itself has an id, by which it is known"
+            assert found, f"{path.name}: an element that polls needs an id, so that its requests are recognised"
             asking.add(found[1])
     assert asking == POLLERS
 
 
-def test_form_of_a_page_left_open_for_hours_works_while_the_session_is_good(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_form_works_as_long_as_its_session(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     console = stage.client()
     fields = console.fields("/console/queues", "/console/preferences")
     monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda _: int(time.time()) + 11 * 3600)
@@ -132,7 +130,7 @@ def test_form_of_a_page_left_open_for_hours_works_while_the_session_is_good(
 # --- sign-in and sign-out --------------------------------------------------------------------------------------
 
 
-def test_each_sign_in_has_a_new_session_that_no_one_could_have_planted(stage: Stage) -> None:
+def test_sign_in_starts_a_new_session(stage: Stage) -> None:
     console = stage.client(None)
     console.get("/console/login")
     planted = stage.copy_of(console)
@@ -145,7 +143,7 @@ def test_each_sign_in_has_a_new_session_that_no_one_could_have_planted(stage: St
     assert console.get("/console/jobs").status_code == 200
 
 
-def test_sign_out_ends_this_session_alone_and_is_in_the_audit_log(stage: Stage) -> None:
+def test_sign_out_ends_only_this_session_and_is_audited(stage: Stage) -> None:
     console, other = stage.client(), stage.client()
     console.post("/console/logout", console.fields("/console/jobs", "/console/logout"))
     assert console.get("/console/jobs").status_code == 303
@@ -162,7 +160,7 @@ def test_token_of_another_session_of_the_same_operator_is_refused(stage: Stage) 
     assert console.get("/console/jobs").status_code == 200
 
 
-def test_cookie_says_nothing_about_the_operator(stage: Stage) -> None:
+def test_cookie_contains_nothing_about_the_operator(stage: Stage) -> None:
     from flask.sessions import SecureCookieSessionInterface
 
     console = stage.client()
@@ -176,7 +174,7 @@ def test_cookie_says_nothing_about_the_operator(stage: Stage) -> None:
         assert known not in held
 
 
-# --- what is said once it has ended ----------------------------------------------------------------------------
+# --- messages after the end ------------------------------------------------------------------------------------
 
 ENDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "idle": ({"seen_at": utc_now() - timedelta(hours=12)}, "signed out after 12 hours without use", "12小时未使用"),
@@ -187,7 +185,7 @@ ENDS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_sign_in_page_says_why_the_session_ended_until_the_next_sign_in(stage: Stage, name: str, language: str) -> None:
+def test_sign_in_page_says_why_the_session_ended(stage: Stage, name: str, language: str) -> None:
     values, english, chinese = ENDS[name]
     console = stage.client("OPERATOR", language)
     _change(stage, **values)
@@ -199,7 +197,7 @@ def test_sign_in_page_says_why_the_session_ended_until_the_next_sign_in(stage: S
     assert console.get("/console/queues").status_code == 200
 
 
-def test_session_that_nobody_knows_any_more_is_asked_to_sign_in(stage: Stage) -> None:
+def test_deleted_session_leads_to_the_sign_in(stage: Stage) -> None:
     console = stage.client()
     with stage.services.database.transaction() as session:
         session.query(OperatorSession).delete()
@@ -207,7 +205,7 @@ def test_session_that_nobody_knows_any_more_is_asked_to_sign_in(stage: Stage) ->
     assert "Your session ended" in console.soup("/console/login").find(role="status").get_text()
 
 
-def test_somebody_who_was_never_signed_in_reads_nothing_of_a_session(stage: Stage) -> None:
+def test_sign_in_page_without_an_earlier_session_mentions_none(stage: Stage) -> None:
     assert "session ended" not in stage.client(None).get("/console/login").text
 
 
@@ -215,7 +213,7 @@ def test_somebody_who_was_never_signed_in_reads_nothing_of_a_session(stage: Stag
 
 
 @pytest.mark.parametrize("role", ["VIEWER", "OPERATOR", "SUPER_ADMIN"])
-def test_operator_sees_own_sessions_in_plain_words_and_which_is_this_one(stage: Stage, role: str) -> None:
+def test_operator_sees_their_own_sessions_and_which_is_this_one(stage: Stage, role: str) -> None:
     _browser(stage, role, PHONE)
     console = _browser(stage, role)
     soup = console.soup("/console/sessions")
@@ -230,7 +228,7 @@ def test_operator_sees_own_sessions_in_plain_words_and_which_is_this_one(stage: 
     assert (soup.find(id="others-title") is not None) == (role == "SUPER_ADMIN")
 
 
-def test_operator_signs_out_one_of_the_own_sessions(stage: Stage) -> None:
+def test_operator_signs_out_one_of_their_own_sessions(stage: Stage) -> None:
     phone, console = _browser(stage, agent=PHONE), _browser(stage)
     answer = _revoke(console, console.soup("/console/sessions"), "own-title", 1)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/console/sessions")
@@ -253,7 +251,7 @@ def test_operator_signs_out_everywhere_else(stage: Stage) -> None:
     assert _audit(stage) == [("operator.revoke_session", "operator:operator", "operator")]
 
 
-def test_signing_out_this_session_in_the_list_leads_to_the_sign_in(stage: Stage) -> None:
+def test_sign_out_of_this_session_in_the_list_leads_to_the_sign_in(stage: Stage) -> None:
     console = _browser(stage)
     thief = stage.copy_of(console)
     answer = _revoke(console, console.soup("/console/sessions"), "own-title")
@@ -261,7 +259,7 @@ def test_signing_out_this_session_in_the_list_leads_to_the_sign_in(stage: Stage)
     assert [one.get("/console/jobs").status_code for one in (console, thief)] == [303, 303]
 
 
-def test_super_admin_sees_and_signs_out_the_sessions_of_everybody(stage: Stage) -> None:
+def test_super_admin_sees_and_signs_out_all_sessions(stage: Stage) -> None:
     viewer, admin = _browser(stage, "VIEWER", PHONE), _browser(stage, "SUPER_ADMIN")
     soup = admin.soup("/console/sessions")
     assert [row[:2] for row in _rows(soup, "others-title")] == [["viewer", "Safari on iPhone"]]
@@ -274,7 +272,7 @@ def test_super_admin_sees_and_signs_out_the_sessions_of_everybody(stage: Stage) 
 
 
 @pytest.mark.parametrize("session_id", ["other", "nonsense", "01900000-0000-7000-8000-000000000000"])
-def test_nobody_else_can_sign_out_or_find_the_session_of_another(stage: Stage, session_id: str) -> None:
+def test_session_of_another_operator_is_not_found(stage: Stage, session_id: str) -> None:
     admin, console = _browser(stage, "SUPER_ADMIN"), _browser(stage)
     if session_id == "other":
         with stage.services.database.read() as session:
@@ -288,7 +286,7 @@ def test_nobody_else_can_sign_out_or_find_the_session_of_another(stage: Stage, s
     assert _audit(stage) == []
 
 
-def test_revoking_needs_a_post_with_a_token(stage: Stage) -> None:
+def test_revocation_needs_a_post_with_a_token(stage: Stage) -> None:
     other, console = _browser(stage), _browser(stage)
     for address in ("/console/sessions/revoke-others", "/console/sessions/x/revoke"):
         assert console.get(address).status_code in (404, 405)
@@ -298,7 +296,7 @@ def test_revoking_needs_a_post_with_a_token(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("agent", ["<script>alert(1)</script>", "", "x" * 5000, "\x00\x1b[31m", "浏览器/1"])
-def test_any_agent_can_be_listed(stage: Stage, agent: str) -> None:
+def test_any_user_agent_can_be_listed(stage: Stage, agent: str) -> None:
     console = _browser(stage, agent=agent.encode().decode("latin-1"))
     answer = console.get("/console/sessions")
     assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""A job that lost workers says so, and why it runs alone: on its page, and to an operator's program."""
+"""A suspect's page and its API answer say that the job lost workers and why it runs alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = {
 
 
 def suspect(stage: Stage) -> str:
-    """A job that lost a shared worker, and then one of its own; its id."""
+    """Make a job that lost a shared worker and then a child process; return its id."""
     job_id, lifecycle = stage.running(), stage.services.lifecycle
     job = stage.job(job_id)
     assert job.lock_until is not None
@@ -34,13 +34,13 @@ def suspect(stage: Stage) -> str:
 
 
 @pytest.mark.parametrize("language", SAID)
-def test_a_suspects_page_says_why_it_runs_alone_and_which_loss_counts(stage: Stage, language: str) -> None:
+def test_page_of_a_suspect_says_why_it_runs_alone_and_which_loss_counts(stage: Stage, language: str) -> None:
     text = stage.client("VIEWER", language).soup(f"/console/jobs/{suspect(stage)}").get_text()
     for said in SAID[language]:
         assert said in text
 
 
-def test_an_operators_program_is_told_why_a_suspect_runs_alone(stage: Stage) -> None:
+def test_api_says_why_a_suspect_runs_alone(stage: Stage) -> None:
     job = stage.client().get(f"/admin-api/ai/jobs/{suspect(stage)}").json
     assert (job["lostCount"], job["unchargedLosses"]) == (1, 1)
     for said in SAID["en"][:2]:
@@ -55,9 +55,7 @@ def test_an_operators_program_is_told_why_a_suspect_runs_alone(stage: Stage) -> 
         ("zh", "因此本任务从一开始就单独运行"),
     ],
 )
-def test_the_page_of_a_suspects_retry_says_why_it_runs_alone_from_the_start(
-    stage: Stage, language: str, said: str
-) -> None:
+def test_page_of_a_suspects_retry_says_why_it_runs_alone(stage: Stage, language: str, said: str) -> None:
     job_id, jobs = suspect(stage), stage.services.jobs
     jobs.cancel(job_id, stage.job(job_id).user_id)
     retry = jobs.retry(job_id, "operator:ann").job

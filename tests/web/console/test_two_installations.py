@@ -1,4 +1,4 @@
-"""Two installations on one host, told apart by their ports alone: browsers send both the same cookies."""
+"""Two installations on one host and different ports: a browser sends the same cookies to both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.web.console.stage import PASSWORD, Stage, build_settings, prepare
 
 @contextmanager
 def _served(services: Services) -> Iterator[str]:
-    """The console of an installation, on a port of its own."""
+    """Serve the console of an installation on its own port."""
     server = make_server("127.0.0.1", 0, create_app(services=services), threaded=True)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -49,7 +49,7 @@ def addresses(create_sqlite_database: Callable[..., str], redis_url: str, tmp_pa
 
 
 def _open(browser: OpenerDirector, address: str, form: dict[str, str] | None = None) -> tuple[str, str]:
-    """Where the browser is in the end, and what it sees there."""
+    """Return the browser's final address and the page there."""
     data = urlencode(form).encode() if form is not None else None
     with closing(browser.open(address, data, timeout=30)) as answer:
         return answer.geturl(), answer.read().decode()
@@ -64,7 +64,7 @@ def _sign_in(browser: OpenerDirector, address: str) -> None:
     assert where == f"{address}/console/jobs"
 
 
-def test_sign_in_to_one_installation_keeps_the_session_of_another_on_the_same_host(addresses: tuple[str, str]) -> None:
+def test_sign_in_keeps_the_session_of_another_installation_on_the_same_host(addresses: tuple[str, str]) -> None:
     jar = CookieJar()
     browser = build_opener(HTTPCookieProcessor(jar))
     for address in addresses:
@@ -74,7 +74,7 @@ def test_sign_in_to_one_installation_keeps_the_session_of_another_on_the_same_ho
     assert len({cookie.name for cookie in jar}) == 2
 
 
-def test_web_processes_of_one_installation_name_the_cookie_alike(
+def test_web_processes_of_one_installation_use_the_same_cookie_name(
     sqlite_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     settings = build_settings(sqlite_url, redis_url, tmp_path)
@@ -97,7 +97,7 @@ def test_web_processes_of_one_installation_name_the_cookie_alike(
         ("development", "http://localhost/jobs", "aijobs_session_", "/jobs"),
     ],
 )
-def test_cookie_is_bound_to_its_host_in_production_and_to_its_path_below_a_prefix(
+def test_cookie_is_bound_to_its_host_in_production_and_to_its_path_below_the_prefix(
     stage: Stage, env: str, base: str, begins: str, path: str
 ) -> None:
     app = create_app(services=replace(stage.services, settings=replace(stage.services.settings, env=env)))

@@ -1,4 +1,4 @@
-"""What calls used and cost, as the console shows it; and a job that waits for its providers."""
+"""Usage and cost in the console, and jobs that wait for their providers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stage(
 
 @pytest.fixture
 def calls(stage: Stage) -> Any:
-    """A failed job of ana whose calls tell everything there is to tell, with a retry; and one of bo, yesterday."""
+    """Add a failed job of ana with all kinds of calls, its retry, and a job of bo yesterday."""
     now = utc_now()
     first = build_job(user_id="ana", **ended("failed"))
     retry = build_job(user_id="ana", parent_job_id=first.id, root_id=first.id, **ended("succeeded"))
@@ -81,7 +81,7 @@ def _rows(soup: Any) -> list[list[str]]:
     return [_cells(row) for row in soup.select("#usage-sums tbody tr, #usage-sums tfoot tr")]
 
 
-def test_the_page_sums_up_by_day_and_in_all(stage: Stage, calls: Any) -> None:
+def test_usage_page_shows_sums_by_day_and_in_total(stage: Stage, calls: Any) -> None:
     today = utc_now().date()
     rows = _rows(stage.client().soup(PAGE))
     assert rows == [
@@ -91,7 +91,7 @@ def test_the_page_sums_up_by_day_and_in_all(stage: Stage, calls: Any) -> None:
     ]
 
 
-def test_a_filter_and_a_group_work_by_address_alone(stage: Stage, calls: Any) -> None:
+def test_usage_filter_and_group_work_without_javascript(stage: Stage, calls: Any) -> None:
     console = stage.client()
     assert [row[0] for row in _rows(console.soup(f"{PAGE}?groupBy=user"))] == ["ana", "bo", "Total"]
     assert [row[0] for row in _rows(console.soup(f"{PAGE}?groupBy=jobType&userId=bo"))] == ["other_type", "Total"]
@@ -103,7 +103,7 @@ def test_a_filter_and_a_group_work_by_address_alone(stage: Stage, calls: Any) ->
     assert not console.soup(f"{PAGE}?userId=nobody").select("#usage-sums table")
 
 
-def test_fragments_are_the_parts_of_the_page_and_the_poll_keeps_the_filter(stage: Stage, calls: Any) -> None:
+def test_usage_fragments_equal_the_page_and_keep_the_filter(stage: Stage, calls: Any) -> None:
     console = stage.client()
     page = console.soup(f"{PAGE}?userId=ana&groupBy=model")
     fragment = parse(console.get(f"{PAGE}?userId=ana&groupBy=model", **{"HX-Request": "true"}))
@@ -115,7 +115,7 @@ def test_fragments_are_the_parts_of_the_page_and_the_poll_keeps_the_filter(stage
     assert _rows(polled) == _rows(page)
 
 
-def test_a_filter_that_can_not_be_read_says_where_and_polls_nothing(stage: Stage) -> None:
+def test_invalid_usage_filter_is_named_and_not_polled(stage: Stage) -> None:
     answer = stage.client().get(f"{PAGE}?from=nonsense&groupBy=hour")
     assert answer.status_code == 422
     soup = parse(answer)
@@ -123,7 +123,7 @@ def test_a_filter_that_can_not_be_read_says_where_and_polls_nothing(stage: Stage
     assert "data-poll" not in soup.find(id="poller").attrs
 
 
-def test_usage_is_for_who_may_view_it(stage: Stage, calls: Any) -> None:
+def test_usage_requires_its_permission(stage: Stage, calls: Any) -> None:
     viewer = stage.client("VIEWER")
     assert viewer.get(PAGE).status_code == 403
     assert viewer.get(f"{PAGE}/changes").status_code == 403
@@ -134,7 +134,7 @@ def test_usage_is_for_who_may_view_it(stage: Stage, calls: Any) -> None:
     assert not [word for word in ("$", "cached", "unpriced", "billed") if word in text]
 
 
-def test_a_jobs_calls_tell_status_request_price_and_doubt(stage: Stage, calls: Any) -> None:
+def test_calls_of_a_job_show_status_request_price_and_possible_billing(stage: Stage, calls: Any) -> None:
     soup = stage.client().soup(f"/console/jobs/{calls.id}")
     card = soup.find(id="job-calls")
     priced, unpriced, lost, limited = (_cells(row) for row in card.select("tbody tr"))
@@ -156,11 +156,11 @@ def test_a_jobs_calls_tell_status_request_price_and_doubt(stage: Stage, calls: A
         assert mark.find(class_="visually-hidden").get_text() == mark["title"]
 
 
-# --- a job that no provider may be asked for ---------------------------------------------------------------
+# --- jobs without an available provider ---------------------------------------------------------------------
 
 
 def _cards(stage: Stage) -> str:
-    """A job of flashcards, with its message in the broker; its id."""
+    """Create a flashcard job and deliver its message; return its id."""
     request = CreateJobInput("ana", "flashcard_generation", "note", "n1", SAMPLE_INPUT)
     job_id = stage.services.jobs.create_job(request).job.id
     stage.deliver(job_id)
@@ -168,7 +168,7 @@ def _cards(stage: Stage) -> str:
 
 
 def _postponed(stage: Stage) -> str:
-    """A job of flashcards that the worker gave back, as DeepSeek's account is empty; its id."""
+    """Make a flashcard job postponed because DeepSeek's account is exhausted; return its id."""
     job_id = _cards(stage)
     stage.services.breaker.failed(scope_of("deepseek"), exhausted=True, code="PROVIDER_ACCOUNT_EXHAUSTED")
     message = JobMessage(job_id, "flashcard_generation", "0" * 64, "2026-01-01T00:00:00.000000Z")
@@ -180,7 +180,7 @@ def _waiting(stage: Stage, job_id: str) -> Any:
     return stage.client().get(f"/admin-api/ai/jobs/{job_id}").json.get("waiting")
 
 
-def test_a_job_that_no_provider_may_be_asked_for_says_which_and_why(stage: Stage) -> None:
+def test_page_of_a_postponed_job_names_the_open_breakers(stage: Stage) -> None:
     job_id = _postponed(stage)
     assert stage.job(job_id).retry_count == 0
     why = stage.client().soup(f"/console/jobs/{job_id}").find(id="job-why")
@@ -194,7 +194,7 @@ def test_a_job_that_no_provider_may_be_asked_for_says_which_and_why(stage: Stage
     assert "PROVIDER_ACCOUNT_EXHAUSTED" == waiting["breakers"][0]["why"]
 
 
-def test_a_job_that_was_postponed_says_so_though_the_breaker_is_closed_by_now(stage: Stage) -> None:
+def test_job_stays_postponed_after_its_breaker_is_closed(stage: Stage) -> None:
     job_id = _postponed(stage)
     stage.services.breaker.reset(scope_of("deepseek"))
     assert _waiting(stage, job_id)["reason"] == "providers_busy"
@@ -202,19 +202,19 @@ def test_a_job_that_was_postponed_says_so_though_the_breaker_is_closed_by_now(st
     assert _waiting(stage, job_id)["reason"] != "providers_busy"
 
 
-def test_another_keys_breaker_is_no_reason(stage: Stage) -> None:
+def test_breaker_of_another_key_is_no_reason_to_wait(stage: Stage) -> None:
     stage.services.breaker.failed(scope_of("deepseek", "somebody"), exhausted=True)
     job_id = _postponed(stage)
     stage.services.breaker.reset(scope_of("deepseek"))
     assert _waiting(stage, job_id)["reason"] == "providers_busy"
 
 
-def test_a_job_that_failed_and_will_be_tried_again_waits_for_its_time(stage: Stage) -> None:
+def test_retried_job_waits_for_its_time_and_not_for_a_provider(stage: Stage) -> None:
     stage.services.breaker.failed(scope_of("deepseek"), exhausted=True)
     assert _waiting(stage, stage.retrying())["reason"] == "not_due"
 
 
-def test_a_job_whose_worker_stopped_waits_for_no_provider(stage: Stage) -> None:
+def test_released_job_waits_for_no_provider(stage: Stage) -> None:
     job_id = _cards(stage)
     stage.services.breaker.failed(scope_of("deepseek"), exhausted=True)
     locked = stage.services.lifecycle.lock_job(job_id, str(stage.instance)).job

@@ -1,4 +1,4 @@
-"""A real web process, started by the documented command line, and raw connections to it."""
+"""Fixtures: a real web process, started with the documented command line, and raw connections to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTES = json.dumps(
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back until the server closed: of several answers the first, and how many there were."""
+    """The first answer on a connection that the server has closed, and the number of answers."""
 
     status: int
     headers: dict[str, str]
@@ -80,7 +80,7 @@ CUT_SHORT = {
 
 
 def gunicorn_command(port: int, socket_path: Path, *options: str) -> list[str]:
-    """The command of `docs/production.md`, but for where it listens, with `options` behind it."""
+    """Return the command of `docs/production.md` with another address and `options` appended."""
     (line,) = re.findall(r"^gunicorn (.*)$", documents.read("docs/production.md"), re.MULTILINE)
     *arguments, target = line.split()
     arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{port}"
@@ -89,7 +89,7 @@ def gunicorn_command(port: int, socket_path: Path, *options: str) -> list[str]:
 
 
 def waitress_command(port: int, _socket_path: Path) -> list[str]:
-    """The other command of `docs/production.md`, but for where it listens."""
+    """Return the second command of `docs/production.md` with another address."""
     found = re.search(r"^waitress-serve (.*?:app)$", documents.read("docs/production.md"), re.MULTILINE | re.DOTALL)
     assert found
     program = str(Path(sys.executable).with_name("waitress-serve"))
@@ -97,7 +97,7 @@ def waitress_command(port: int, _socket_path: Path) -> list[str]:
 
 
 def local_command(port: int, _socket_path: Path, *options: str) -> list[str]:
-    """The server of `aijobs up`; `options` such as `channel_timeout=1` override its own."""
+    """Return a command that runs the server of `aijobs up`; `options` such as `channel_timeout=1` override its own."""
     return [sys.executable, "-m", "tests.web.server.local", str(port), *options]
 
 
@@ -129,7 +129,7 @@ class WebServer:
         assert self.program.is_running, self.program.output
 
     def answers(self) -> bool:
-        """Whether `/healthz` does."""
+        """Return whether `/healthz` answers."""
         return answers(f"http://127.0.0.1:{self.port}", timeout_s=10)
 
     @contextmanager
@@ -138,11 +138,11 @@ class WebServer:
             yield connection
 
     def ask(self, raw: bytes, *, unix: bool = False, then_close: bool = False) -> Answer:
-        """The answer to these bytes; with `then_close` the server sees that no more comes."""
+        """Send bytes and return the answer; `then_close` half-closes the connection after them."""
         return Answer.read(self.send(raw, unix=unix, then_close=then_close))
 
     def send(self, raw: bytes, *, unix: bool = False, then_close: bool = False) -> bytes:
-        """Send bytes and read until the server closes."""
+        """Send bytes and return what the server sends until it closes."""
         family, address = (
             (socket.AF_UNIX, str(self.socket_path)) if unix else (socket.AF_INET, ("127.0.0.1", self.port))
         )
@@ -159,7 +159,7 @@ class WebServer:
         return self.ask("\r\n".join(lines).encode("latin-1"), unix=unix)
 
     def head(self, path: str, *headers: str) -> bytes:
-        """The head of a user's POST."""
+        """Return the head of a user's POST."""
         authorization = f"Authorization: Bearer {self.token}"
         content = "Content-Type: application/json"
         lines = [f"POST {path} HTTP/1.1", "Host: aijobs.example", authorization, content, *headers, "", ""]
@@ -174,7 +174,7 @@ class WebServer:
             engine.dispose()
 
     def errors(self) -> list[str]:
-        """Lines of the log at level error, and tracebacks."""
+        """Return log lines at level error, and tracebacks."""
         return [
             line
             for line in self.program.output.splitlines()
@@ -183,7 +183,7 @@ class WebServer:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """Read until the other end closes."""
     pieces = []
     while piece := connection.recv(65536):
         pieces.append(piece)
@@ -192,7 +192,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 @pytest.fixture(scope="module")
 def start(run: Run, sqlite: SqliteDatabases, valkey: ValkeyServer) -> Iterator[Callable[..., WebServer]]:
-    """`start(command, *options, **env)`: a web process for all tests of a module."""
+    """`start(command, *options, **env)` starts a web process that lives as long as the tests of a module."""
     processes, urls = Processes(run), []
 
     def start(command: Callable[..., list[str]], *options: str, **env: str) -> WebServer:

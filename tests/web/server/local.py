@@ -1,4 +1,4 @@
-"""`python -m tests.web.server.local PORT [option=number …]`: the server of `aijobs up` alone, on a port."""
+"""`python -m tests.web.server.local PORT [option=number …]` runs only the server of `aijobs up`."""
 
 from __future__ import annotations
 

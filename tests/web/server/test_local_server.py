@@ -1,4 +1,4 @@
-"""The server of `aijobs up`: slow clients hold nobody up, it believes no header, and a stop lets requests end."""
+"""The server of `aijobs up`: slow clients, forwarded headers, and a stop during a request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def no_error_is_logged(server: WebServer) -> Iterator[None]:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the server has neither answered nor closed."""
+    """Return whether the server has neither answered nor closed."""
     connection.setblocking(False)
     try:
         connection.recv(1, socket.MSG_PEEK)
@@ -56,7 +56,7 @@ def is_open(connection: socket.socket) -> bool:
 # --- slow clients ----------------------------------------------------------------------------------------------
 
 
-def test_others_are_answered_while_clients_send_slowly_or_nothing(server: WebServer) -> None:
+def test_slow_and_silent_clients_do_not_delay_others(server: WebServer) -> None:
     with ExitStack() as opened:
         slow = [opened.enter_context(server.connect()) for _ in range(12)]
         silent = [opened.enter_context(server.connect()) for _ in range(200)]
@@ -73,7 +73,7 @@ def test_others_are_answered_while_clients_send_slowly_or_nothing(server: WebSer
 
 
 @pytest.mark.long
-def test_client_that_never_ends_its_request_is_cut_off(start: Callable[..., WebServer]) -> None:
+def test_incomplete_request_is_closed_after_the_timeout(start: Callable[..., WebServer]) -> None:
     server = start(local_command, "channel_timeout=1", "cleanup_interval=1")
     for sent in (b"", b"GET /heal", server.head(CARDS, TOO_LITTLE) + NOTES, server.head(CARDS, CHUNKED) + b"ff\r\nabc"):
         assert server.send(sent) == b""
@@ -97,27 +97,27 @@ def test_connections_beyond_the_limit_are_logged_once(start: Callable[..., WebSe
 
 
 @pytest.mark.parametrize("body", [*MISFRAMED.values(), *CUT_SHORT.values()], ids=[*MISFRAMED, *CUT_SHORT])
-def test_misframed_body_is_a_bad_request_or_not_answered(server: WebServer, body: bytes) -> None:
+def test_misframed_body_creates_no_job(server: WebServer, body: bytes) -> None:
     before = server.count_jobs()
     raw = server.send(server.head(CARDS, CHUNKED) + body, then_close=True)
     assert raw == b"" or Answer.read(raw).status == 400
     assert server.count_jobs() == before
 
 
-def test_body_that_is_cut_short_makes_no_job(server: WebServer) -> None:
+def test_body_that_is_cut_short_creates_no_job(server: WebServer) -> None:
     before = server.count_jobs()
     assert server.send(server.head(CARDS, TOO_LITTLE) + NOTES, then_close=True) == b""
     assert server.count_jobs() == before
 
 
 @pytest.mark.parametrize("framing", [f"Content-Length: {len(NOTES)}", CHUNKED], ids=["length", "chunks"])
-def test_whole_request_makes_a_job_however_it_is_framed(server: WebServer, framing: str) -> None:
+def test_complete_request_creates_a_job_with_any_framing(server: WebServer, framing: str) -> None:
     chunked = b"%x;ext=1\r\n%b\r\n0\r\nX-Trailer: y\r\n\r\n" % (len(NOTES), NOTES)
     body = chunked if framing == CHUNKED else NOTES
     assert server.ask(server.head(CARDS, framing, "Connection: close") + body).status == 202
 
 
-def test_body_beyond_the_limit_has_the_answer_of_the_api(server: WebServer) -> None:
+def test_too_large_body_gets_an_api_error(server: WebServer) -> None:
     answer = server.ask(server.head(CARDS, "Content-Length: 1000001", "Connection: close") + b"x" * 1_000_001)
     assert (answer.status, answer.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
@@ -125,7 +125,7 @@ def test_body_beyond_the_limit_has_the_answer_of_the_api(server: WebServer) -> N
 # --- headers and paths -----------------------------------------------------------------------------------------
 
 
-def test_server_believes_no_header_without_trusted_proxies(server: WebServer) -> None:
+def test_forwarded_headers_are_ignored_by_the_server_without_trusted_proxies(server: WebServer) -> None:
     assert server.get("/healthz", "SCRIPT_NAME: /x", "PATH_INFO: /internal").status == 200
     assert "strict-transport-security" not in server.get("/healthz", "X-Forwarded-Proto: https").headers
     for header in ("SCRIPT_NAME: //evil.example", "X-Forwarded-Prefix: /evil", "X-Forwarded-Host: evil.example"):
@@ -147,7 +147,7 @@ def test_trusted_proxy_sets_scheme_and_prefix(
     "path", ["//healthz", "///healthz", "/%2fhealthz", "//healthz?x=/healthz", "http://evil.example//healthz"]
 )
 def test_path_with_doubled_slashes_is_not_found(server: WebServer, path: str) -> None:
-    """A proxy's rule for `/internal/` may not match `//internal/`, of which waitress makes `/internal/`."""
+    """A proxy's rule for `/internal/` may not match `//internal/`, which waitress turns into `/internal/`."""
     assert server.get(path).status == 404
 
 
@@ -162,13 +162,13 @@ def test_refusal_to_start_is_one_line_and_exit_code_3(processes: Processes, tmp_
     assert program.output.startswith("aijobs: ")
 
 
-def test_stop_lets_a_running_request_end_and_waits_for_no_idle_client(start: Callable[..., WebServer]) -> None:
+def test_stop_waits_for_a_running_request_but_not_for_idle_clients(start: Callable[..., WebServer]) -> None:
     server = start(local_command)
     engine = build_engine(server.database_url)
     with server.connect(), server.connect() as asking, closing(engine.raw_connection()) as other:
         other.cursor().execute("BEGIN IMMEDIATE")
         asking.sendall(server.head(CARDS, f"Content-Length: {len(NOTES)}", "Connection: close") + NOTES)
-        assert server.answers()  # Read after the request, which waits for the database on a thread.
+        assert server.answers()  # Its request is read after the POST, which waits for the database on a thread.
         server.program.send_signal(signal.SIGTERM)
         other.rollback()
         assert Answer.read(read_all(asking)).status == 202

@@ -1,4 +1,4 @@
-"""Requests as bytes: misframed and cut short, and headers that a server might take for its own."""
+"""Requests as bytes: misframed, cut short, or with headers that a server might trust."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_misframed_body_is_a_bad_request_with_a_reason(server: WebServer, path: 
 
 @pytest.mark.parametrize("body", [*MISFRAMED.values(), *CUT_SHORT.values()], ids=[*MISFRAMED, *CUT_SHORT])
 def test_misframed_sign_in_is_a_bad_request(server: WebServer, body: bytes) -> None:
-    """Nobody needs an account to send one."""
+    """Anybody can send one, without an account."""
     head = b"POST /console/login HTTP/1.1\r\nHost: h\r\nContent-Type: application/x-www-form-urlencoded\r\n"
     answer = server.ask(head + f"{CHUNKED}\r\n\r\n".encode() + body, then_close=True)
     assert (answer.status, answer.count) == (400, 1)
@@ -61,8 +61,8 @@ def test_chunked_body_that_ends_early_is_incomplete(server: WebServer, body: byt
         ("/api/ai/jobs/01a22f96-c9c2-7168-ab45-089b7a47b5d4/cancel", b""),
     ],
 )
-def test_request_that_is_cut_short_changes_nothing(server: WebServer, path: str, body: bytes) -> None:
-    """What arrived of it is valid by itself."""
+def test_request_that_is_cut_short_is_incomplete_and_changes_nothing(server: WebServer, path: str, body: bytes) -> None:
+    """The part that arrives is a valid document."""
     before = server.count_jobs()
     answer = server.ask(server.head(path, f"Content-Length: {len(body) + 9}") + body, then_close=True)
     assert answer.status == 400
@@ -86,7 +86,7 @@ def test_console_form_that_is_cut_short_is_a_bad_request(server: WebServer) -> N
     ],
     ids=["length", "chunks", "continue"],
 )
-def test_whole_request_makes_a_job_however_it_is_framed(
+def test_complete_request_creates_a_job_with_any_framing(
     server: WebServer, framing: Callable[[bytes], tuple[str, ...]]
 ) -> None:
     headers = framing(NOTES)
@@ -102,12 +102,12 @@ def test_whole_request_makes_a_job_however_it_is_framed(
 
 
 @pytest.mark.parametrize("headers", [("Content-Length: 1000001",), (CHUNKED,)], ids=["length", "chunks"])
-def test_body_beyond_the_limit_is_too_large(server: WebServer, headers: tuple[str, ...]) -> None:
+def test_too_large_body_gets_one_answer(server: WebServer, headers: tuple[str, ...]) -> None:
     answer = server.ask(server.head(CARDS, *headers) + (b"ffff\r\n" + b"x" * 0xFFFF + b"\r\n") * 20 + b"0\r\n\r\n")
     assert (answer.status, answer.count) == (413, 1)
 
 
-def test_two_requests_in_one_piece_have_two_answers(server: WebServer) -> None:
+def test_pipelined_requests_get_one_answer_each(server: WebServer) -> None:
     one = server.head(CARDS, f"Content-Length: {len(NOTES)}") + NOTES
     two = server.head(CARDS, f"Content-Length: {len(NOTES)}", "Connection: close") + NOTES
     answer = server.ask(one + two)
@@ -130,10 +130,10 @@ def test_two_requests_in_one_piece_have_two_answers(server: WebServer) -> None:
     ],
     ids=" ".join,
 )
-def test_request_whose_length_is_ambiguous_is_refused_with_all_that_follows(
+def test_request_with_an_ambiguous_length_is_refused_and_the_connection_closed(
     server: WebServer, headers: tuple[str, ...]
 ) -> None:
-    """A proxy that reads another length would take what follows for the next user's request."""
+    """A proxy that reads another length would treat the rest as the next user's request."""
     before = server.count_jobs()
     hidden = server.head(CARDS, f"Content-Length: {len(NOTES)}") + NOTES
     answer = server.ask(server.head(CARDS, *headers) + b"0\r\n\r\n" + hidden)
@@ -150,8 +150,8 @@ def test_misframed_body_of_an_unknown_user_is_unauthorized(server: WebServer) ->
 
 
 @pytest.mark.parametrize("unix", [False, True], ids=["address", "socket"])
-def test_server_believes_no_header_without_trusted_proxies(server: WebServer, unix: bool) -> None:
-    """Also from 127.0.0.1 and a Unix socket, where proxies are."""
+def test_forwarded_headers_are_ignored_by_the_server_without_trusted_proxies(server: WebServer, unix: bool) -> None:
+    """Connections from 127.0.0.1 and a Unix socket, where proxies run, aren't trusted either."""
     resolve = "/static/internal/credentials/01a22f96-c9c2-7168-ab45-089b7a47b5d4/resolve"
     asked = (
         f"POST {resolve} HTTP/1.1\r\nHost: h\r\nSCRIPT_NAME: /static\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -168,7 +168,7 @@ def test_server_believes_no_header_without_trusted_proxies(server: WebServer, un
 @pytest.mark.parametrize(
     "path", ["/console", "/console/", "/", "//evil.example", "//evil.example/console", "/console//"]
 )
-def test_no_redirect_leads_to_the_host_that_a_request_names(server: WebServer, path: str) -> None:
+def test_redirects_never_lead_to_the_host_of_a_request(server: WebServer, path: str) -> None:
     answer = server.get(path)
     assert answer.status in (302, 303, 404)
     assert answer.headers.get("location", "/console").startswith("/console")
@@ -177,11 +177,11 @@ def test_no_redirect_leads_to_the_host_that_a_request_names(server: WebServer, p
 @pytest.mark.parametrize(
     "path", ["/healthz/", "/healthz/x", "/healthz;x", "/healthz%00", "/./healthz", "//healthz", "/healthz%2f", "/%ff"]
 )
-def test_path_beside_the_health_check_is_not_found(server: WebServer, path: str) -> None:
+def test_path_similar_to_the_health_check_is_not_found(server: WebServer, path: str) -> None:
     assert server.get(path).status == 404
 
 
-def test_absolute_address_is_its_path(server: WebServer) -> None:
+def test_absolute_address_is_treated_as_its_path(server: WebServer) -> None:
     assert server.get("http://evil.example/healthz").status == 200
 
 
@@ -196,5 +196,5 @@ def test_absolute_address_is_its_path(server: WebServer) -> None:
     ],
     ids=["a long address", "a long header", "many headers", "bare line feeds", "TLS"],
 )
-def test_head_that_cannot_be_read_is_refused(server: WebServer, raw: bytes, status: int) -> None:
+def test_unreadable_head_is_refused(server: WebServer, raw: bytes, status: int) -> None:
     assert server.ask(raw).status == status

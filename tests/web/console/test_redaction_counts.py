@@ -1,4 +1,4 @@
-"""A job's page tells what was masked in its input, and nothing of it."""
+"""A job's page shows how often its input was redacted, but not the redacted text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.web.console.stage import Stage
     ("language", "words", "nothing"),
     [("en", "Mail addresses masked: 2", "nothing was masked"), ("zh", "已遮盖邮箱地址: 2", "没有需要遮盖的内容")],
 )
-def test_what_was_masked_is_told_in_both_languages(stage: Stage, language: str, words: str, nothing: str) -> None:
+def test_redaction_counts_are_shown_in_both_languages(stage: Stage, language: str, words: str, nothing: str) -> None:
     job_id = stage.queued()
     console = stage.client("VIEWER", language)
     assert nothing in console.soup(f"/console/jobs/{job_id}").find("main").get_text()
@@ -26,5 +26,5 @@ def test_what_was_masked_is_told_in_both_languages(stage: Stage, language: str, 
     assert nothing not in page
 
 
-def test_every_rule_has_words() -> None:
+def test_every_redaction_rule_has_a_label() -> None:
     assert set(REDACTION_WORDS) == {kind.lower() for kind, _ in FINDERS}
