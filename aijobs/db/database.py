@@ -308,19 +308,19 @@ class Database:
         with self._reading.connect() as connection:
             return connection.execute(statement, of).all()
 
-    def look(self, work: Callable[[Session], T]) -> T:
+    def query(self, work: Callable[[Session], T]) -> T:
         """Return what `work` reads in a session. Read once more if the connection turned out to be cut."""
         try:
-            return self._look(work)
+            return self._query(work)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-            return self._look(work)
+            return self._query(work)
 
     def answers(self) -> bool:
         """Return whether the database answers a query now."""
         try:
-            self.look(lambda session: session.execute(select(1)))
+            self.query(lambda session: session.execute(select(1)))
         except SQLAlchemyError:
             return False
         return True
@@ -329,12 +329,12 @@ class Database:
         """Return what `confirm` reads. While the database is away, try as often as a write is tried."""
         for attempt in range(1, TRIES):
             try:
-                return self._look(confirm)
+                return self._query(confirm)
             except DBAPIError:
                 _pause(attempt)
-        return self._look(confirm)
+        return self._query(confirm)
 
-    def _look(self, work: Callable[[Session], T]) -> T:
+    def _query(self, work: Callable[[Session], T]) -> T:
         with self._read() as session:
             return work(session)
 

@@ -79,7 +79,7 @@ class EndWrites:
         """
         if busy.crowded:
             return self._lifecycle.release(run.lease, wait=busy.wait)
-        waited = self._database.look(lambda session: _waited_for_providers(session, self._clock, run.lease))
+        waited = self._database.query(lambda session: _waited_for_providers(session, self._clock, run.lease))
         if waited >= self._patience:
             error = JobError(PROVIDER_UNAVAILABLE, f"waited {waited} for a provider", retry_after=busy.wait)
             return self.fail(run, error, error)

@@ -64,7 +64,7 @@ class Resolve:
         if platform and not job.retry_count:
             known = _Known(None, Counter())
         else:
-            known = self._database.look(lambda session: self._read(session, job))
+            known = self._database.query(lambda session: self._read(session, job))
         if not platform:
             if known.credential is None:
                 raise JobError("CREDENTIAL_NOT_FOUND", "the credential was deleted")

@@ -27,8 +27,8 @@ from aijobs.errors import AijobsError, BrokerUnavailable
 from aijobs.local.embedded import EmbeddedBroker
 from aijobs.local.supervisor import ChildDied, ChildSpec, Supervisor
 from aijobs.queues.broker import RedisBroker
-from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.presence import PresenceReader
+from aijobs.queues.probe import refuse_unsupported
 from aijobs.settings import Settings
 from aijobs.web.local_server import GRACE_S
 from aijobs.wiring.stores import build_credential_store

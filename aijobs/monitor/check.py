@@ -28,7 +28,7 @@ from aijobs.queues.message import OutgoingMessage
 PAGE = 500
 MOST_ROWS, MOST_JOBS = 50_000, 10_001
 """Maximum rows that are read for one rule, and maximum jobs that are counted."""
-MOST_LOOKS = 20
+MAX_REPEATS = 20
 """Maximum repeats of a look at findings that become fewer, before the rest counts as broken."""
 
 LOST_MESSAGE = "has long been due, and the broker does not hold its message"
@@ -140,7 +140,7 @@ class Check:
         counts.
         """
         found = look(None)
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_REPEATS):
             if not found:
                 break
             time.sleep(self._bounds.redrive.total_seconds())

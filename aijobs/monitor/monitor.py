@@ -37,7 +37,7 @@ from aijobs.monitor.views import (
     Workers,
 )
 from aijobs.monitor.waits import find_wait, was_postponed
-from aijobs.monitor.workers import BrokerLooks, PresenceSource, WorkerReads
+from aijobs.monitor.workers import BrokerProbe, PresenceSource, WorkerReads
 from aijobs.queues.state import BrokerState
 from aijobs.settings import Settings
 
@@ -58,7 +58,7 @@ class Monitor:
         database: Database,
         clock: Clock,
         registry: JobDefinitionRegistry,
-        broker: BrokerLooks,
+        broker: BrokerProbe,
         presence: PresenceSource,
         providers: ProviderReads,
     ) -> None:
@@ -200,7 +200,7 @@ class Monitor:
 
     def broker(self) -> BrokerState:
         """Return whether the broker answers and takes messages."""
-        return self._broker.look()
+        return self._broker.probe()
 
     def providers(self) -> Providers:
         """Return all AI providers: breakers, running calls, and sums of today's calls."""

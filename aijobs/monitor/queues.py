@@ -18,7 +18,7 @@ from aijobs.jobs.models import AiJob
 from aijobs.jobs.status import JobState
 from aijobs.monitor.counts import capped_count
 from aijobs.monitor.views import Count, QueuePaused, QueueStatus
-from aijobs.monitor.workers import BrokerLooks, PresenceSource, is_late
+from aijobs.monitor.workers import BrokerProbe, PresenceSource, is_late
 from aijobs.outbox.models import QueuePause
 
 
@@ -27,7 +27,7 @@ class QueueReads:
     """Reads the database in two statements. The broker's part is None while it is away."""
 
     clock: Clock
-    broker: BrokerLooks
+    broker: BrokerProbe
     presence: PresenceSource
     late_after_s: float
 
@@ -41,7 +41,7 @@ class QueueReads:
         for name in QUEUES:
             columns += _measures(name)
         now, *measured = session.execute(select(*columns)).one()
-        broker = self.broker.look()
+        broker = self.broker.probe()
         workers = self._count_workers()
         found = []
         for place, name in enumerate(QUEUES):

@@ -66,10 +66,10 @@ def is_late(beat: Heartbeat, after_s: float) -> bool:
     return beat.age_s > after_s
 
 
-class BrokerLooks(Protocol):
+class BrokerProbe(Protocol):
     """What is asked of the broker."""
 
-    def look(self) -> BrokerState:
+    def probe(self) -> BrokerState:
         """Return the broker's state and the number of waiting messages. Never raises, never waits long."""
         ...
 
@@ -78,14 +78,14 @@ class BrokerLooks(Protocol):
 class WorkerReads:
     """Combines heartbeats with the held jobs in the database, in one statement."""
 
-    broker: BrokerLooks
+    broker: BrokerProbe
     presence: PresenceSource
     late_after_s: float
 
     def read(self, session: Session) -> Workers:
         """Return all workers: with a heartbeat, and those that hold jobs without one."""
         held = _find_held(session)
-        broker = self.broker.look()
+        broker = self.broker.probe()
         try:
             beats = list(self.presence.read())
         except BrokerUnavailable:

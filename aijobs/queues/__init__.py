@@ -4,7 +4,7 @@ message       the message: which job, of which type
 codec         its bytes: signed JSON, the same each time
 connection    timeouts, and the rights that a Redis user needs
 trouble       what a Redis error means
-state, look   whether Redis answers and takes messages
+state, probe  whether Redis answers and takes messages
 broker        send once, find, remove
 hueys         a queue as a Huey instance
 consumer      the process that serves a queue: SIGTERM, outages, abandon

@@ -15,8 +15,8 @@ from aijobs.errors import BrokerUnavailable
 from aijobs.logs import Outage, get_logger
 from aijobs.queues.codec import BadMessage, encode_member
 from aijobs.queues.connection import HINT_TIMEOUT_S, SHORT_TIMEOUT_S, ImpatientClient, connect, unavailable
-from aijobs.queues.look import look_at
 from aijobs.queues.message import OutgoingMessage
+from aijobs.queues.probe import probe
 from aijobs.queues.state import BrokerState
 from aijobs.settings import KeyRing, Settings
 
@@ -137,9 +137,9 @@ class RedisBroker:
         """Close the connections. The next message opens new ones."""
         self.client.connection_pool.disconnect()
 
-    def look(self) -> BrokerState:
+    def probe(self) -> BrokerState:
         """Return the state of the broker and of the job queues. Never raises, never waits long."""
-        return look_at(self.window, {name: queue_key(name) for name in QUEUES})
+        return probe(self.window, {name: queue_key(name) for name in QUEUES})
 
     def ping(self) -> None:
         """Raise `BrokerUnavailable` unless the broker answers."""

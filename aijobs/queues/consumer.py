@@ -18,8 +18,8 @@ from aijobs.logs import configure, fault, get_logger, where
 from aijobs.queues.beat import BeatScheduler, QuietScheduler
 from aijobs.queues.connection import connect, unavailable
 from aijobs.queues.crew import Crew
-from aijobs.queues.look import refuse_unsupported
 from aijobs.queues.message import PUT_BACK
+from aijobs.queues.probe import refuse_unsupported
 from aijobs.settings import Settings
 
 EXIT_ABANDONED = 75

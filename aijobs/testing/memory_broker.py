@@ -81,8 +81,8 @@ class MemoryBroker:
         with self._guard:
             return set() if self.away else self._hints.intersection(job_ids)
 
-    def look(self) -> BrokerState:
-        """See `RedisBroker.look`."""
+    def probe(self) -> BrokerState:
+        """See `RedisBroker.probe`."""
         if self.away:
             return BrokerState(AWAY, "away")
         refused = {name: QueueState(TAKES_NO_WRITES, "refused") for name in self.refuses}

@@ -35,7 +35,7 @@ def readyz() -> tuple[Response, int]:
         database, schema = "away", "unknown"
     if schema == "ok":
         database = services().database.write_fault(probe_writes(services().clock)) or "ok"
-    broker = services().broker.look()
+    broker = services().broker.probe()
     ready = (database, schema) == ("ok", "ok") and broker.state != UNSUPPORTED
     body = {
         "status": "ready" if ready else "not_ready",

@@ -9,7 +9,7 @@ from flask import Flask
 from sqlalchemy.exc import OperationalError
 
 from aijobs.errors import AijobsError, SettingsError
-from aijobs.queues.look import refuse_unsupported
+from aijobs.queues.probe import refuse_unsupported
 from aijobs.settings import Settings
 from aijobs.web.factory import create_app
 from aijobs.wiring.services import Services

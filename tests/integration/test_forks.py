@@ -55,7 +55,7 @@ def test_child_of_a_process_with_a_used_pool_opens_connections_of_its_own(databa
 
     def ask(numbers: range) -> None:
         for number in numbers:
-            assert database.look(lambda session, n=number: session.execute(select(literal(n))).scalar_one()) == number
+            assert database.query(lambda session, n=number: session.execute(select(literal(n))).scalar_one()) == number
 
     def ask_at_once(start: int) -> None:
         asking = [threading.Thread(target=ask, args=(range(start + n, start + n + 100),)) for n in range(4)]

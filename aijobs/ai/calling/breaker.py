@@ -39,7 +39,7 @@ PROBE_LEASE = timedelta(seconds=20)
 """After this time another probe may go: the first may have died with its worker. A long answer then runs beside a
 second probe, which is harmless.
 """
-PROBE_LOOK = timedelta(seconds=5)
+PROBE_WAIT = timedelta(seconds=5)
 """The wait while another call is the probe."""
 FURTHEST = timedelta(days=1)
 """A time further in the future isn't ours, unless the settings allow longer open times."""
@@ -284,7 +284,7 @@ class CircuitBreaker:
         if record.word(now) == CircuitState.OPEN:
             return self._spread(record.until - now)
         if record.probing(now):
-            return self._spread(min(record.probe_until - now, _ms(PROBE_LOOK)))
+            return self._spread(min(record.probe_until - now, _ms(PROBE_WAIT)))
         return None
 
     def _spread(self, wait_ms: int) -> timedelta:

@@ -24,7 +24,7 @@ from aijobs.ai.provider import (
 )
 from aijobs.errors import JobError, Retried, describe
 
-ELSEWHERE = frozenset(
+NEXT_ROUTE_CODES = frozenset(
     {
         "PROVIDER_UNAVAILABLE",
         "PROVIDER_RATE_LIMITED",
@@ -38,10 +38,10 @@ fault. A lost connection and a broken stream are not among them, because their a
 """
 EXHAUSTED = frozenset({"PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID"})
 """No call with this key succeeds until somebody repairs the account."""
-LESS_STEPS = 4
+MAX_REDUCTIONS = 4
 """Maximum times that a server may refuse part of a request: a kind of constraint, a limit on tokens."""
-SLOT_WAIT_S, SLOT_LOOK_S, SLOT_MARGIN_S = 3.0, 0.2, 5.0
-ALL_TAKEN = timedelta(seconds=10)
+SLOT_WAIT_S, SLOT_POLL_S, SLOT_MARGIN_S = 3.0, 0.2, 5.0
+BUSY_WAIT = timedelta(seconds=10)
 """The wait if all concurrent calls of a provider are in use."""
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class AiGateway:
             except ProvidersBusy as busy:
                 outcomes.append(busy)
             except JobError as error:
-                if error.code not in ELSEWHERE:
+                if error.code not in NEXT_ROUTE_CODES:
                     raise
                 outcomes.append(error)
         raise min(outcomes, key=_hope)
@@ -160,9 +160,9 @@ class AiGateway:
             answer = ask()
         except JobError as error:
             self._report(scope, error)
-            if probing and error.code in ELSEWHERE:
+            if probing and error.code in NEXT_ROUTE_CODES:
                 # A probe: its failure isn't this job's error, but that of all jobs that wait.
-                waits = (self._breaker.blocked_for(scope), error.retry_after, ALL_TAKEN)
+                waits = (self._breaker.blocked_for(scope), error.retry_after, BUSY_WAIT)
                 raise ProvidersBusy(max(wait for wait in waits if wait is not None)) from error
             raise
         except BaseException:
@@ -175,7 +175,7 @@ class AiGateway:
         self, provider: AiProvider, request: GenerateRequest, token: CancellationToken, ledger: CallLedger
     ) -> GenerateAnswer:
         """Make one call, and another for less if the server refuses part of the request."""
-        for _ in range(LESS_STEPS):
+        for _ in range(MAX_REDUCTIONS):
             try:
                 return self._call(provider, request, token, ledger)
             except LessWanted as wanted:
@@ -216,10 +216,10 @@ class AiGateway:
                 # The slots may be taken by calls with other keys: that doesn't show that the provider works again.
                 (state,) = self._breaker.states([scope])
                 raise ProvidersBusy(
-                    ALL_TAKEN * (1 + random.random()),
+                    BUSY_WAIT * (1 + random.random()),
                     crowded=state.word not in (CircuitState.OPEN, CircuitState.HALF_OPEN),
                 )
-            token.sleep(SLOT_LOOK_S * (0.5 + random.random()))
+            token.sleep(SLOT_POLL_S * (0.5 + random.random()))
         return slot
 
 

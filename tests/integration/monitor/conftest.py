@@ -38,7 +38,7 @@ class ScriptedBroker:
         self.state, self.cause = OK, None
         self.beats: list[WorkerPresence] = []
 
-    def look(self) -> BrokerState:
+    def probe(self) -> BrokerState:
         if self.depth is None:
             return BrokerState(AWAY, "away")
         queues = {name: QueueState(self.state, self.cause, self.depth) for name in QUEUES}

@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, text, update
 from aijobs.ai.models import AiUsageLog
 from aijobs.db.clock import ManualClock
 from aijobs.jobs.models import AiJob, AiJobArtifact, AiJobEvent, JobTombstone
-from aijobs.monitor.check import LOST_MESSAGE, MOST_LOOKS, Check, Report
+from aijobs.monitor.check import LOST_MESSAGE, MAX_REPEATS, Check, Report
 from aijobs.monitor.check_rules import PROMISES, RULES, UNSENT, Bounds
 from aijobs.outbox.keys import enqueue_key
 from aijobs.outbox.models import OutboxEvent, QueuePause
@@ -438,7 +438,7 @@ def test_number_of_repeated_checks_of_a_shrinking_backlog_is_limited(
     looks = iter(range(1000, 0, -1))
     check = Check(sqlite_kit.database, sqlite_kit.clock, None, AT_ONCE)
     monkeypatch.setattr(check, "_unsent", lambda among: {str(n) for n in range(next(looks))})
-    assert check.run().findings[0].count == 1000 - MOST_LOOKS
+    assert check.run().findings[0].count == 1000 - MAX_REPEATS
 
 
 def test_repeated_check_covers_more_events_than_fit_into_one_statement(

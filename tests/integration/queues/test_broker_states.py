@@ -34,7 +34,7 @@ def cause_at(url: str) -> str:
     """Return the cause in a broker's error, which must equal the cause in its state."""
     with pytest.raises(BrokerUnavailable) as trouble:
         broker_at(url).ping()
-    state = broker_at(url).look()
+    state = broker_at(url).probe()
     assert (state.state, state.cause) == (AWAY, str(trouble.value))
     return str(trouble.value)
 
@@ -44,11 +44,11 @@ def cause_at(url: str) -> str:
 
 def test_state_of_a_working_broker_is_ok_and_reading_it_leaves_no_key(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
-    broker.look()
+    broker.probe()
     with valkey.client() as admin:
         assert admin.keys() == []
     broker.send([outgoing(), outgoing()])
-    state = broker.look()
+    state = broker.probe()
     assert (state.state, state.cause) == (OK, None)
     assert [state.of(name).depth for name in (INTERACTIVE, BACKGROUND)] == [2, 0]
 
@@ -59,11 +59,11 @@ def test_full_broker_takes_no_writes(start_valkey: StartValkey) -> None:
     broker.send([outgoing()])
     with server.client() as admin:
         admin.config_set("maxmemory", "1")
-        state = broker.look()
+        state = broker.probe()
         assert (state.state, state.cause) == (TAKES_NO_WRITES, "Its memory is full (maxmemory)")
         assert state.of(INTERACTIVE).depth == 1, "it still tells what waits"
         admin.config_set("maxmemory", "0")
-    assert broker.look().state == OK
+    assert broker.probe().state == OK
 
 
 def test_read_only_replica_takes_no_writes_until_promoted(start_valkey: StartValkey) -> None:
@@ -71,16 +71,16 @@ def test_read_only_replica_takes_no_writes_until_promoted(start_valkey: StartVal
     broker = broker_at(server.url)
     with server.client() as admin:
         admin.replicaof("127.0.0.1", str(free_port()))
-        state = broker.look()
+        state = broker.probe()
         assert (state.state, state.cause) == (TAKES_NO_WRITES, "It is a read-only replica")
         admin.replicaof("NO", "ONE")
-    assert broker.look().state == OK
+    assert broker.probe().state == OK
     assert broker.send([outgoing()]) == {}
 
 
 def test_broker_that_cannot_save_or_replicate_takes_no_writes(start_valkey: StartValkey) -> None:
     server = start_valkey("min-replicas-to-write 1")
-    state = broker_at(server.url).look()
+    state = broker_at(server.url).probe()
     assert (state.state, state.cause) == (TAKES_NO_WRITES, "Too few replicas are connected to it (NOREPLICAS)")
 
     server = start_valkey("save 3600 1", "rdb-key-save-delay 0", "dbfilename folder.rdb")
@@ -90,7 +90,7 @@ def test_broker_that_cannot_save_or_replicate_takes_no_writes(start_valkey: Star
         admin.set("some", "key")
         admin.bgsave()
         poll(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", what="the save has failed")
-    state = broker_at(server.url).look()
+    state = broker_at(server.url).probe()
     assert (state.state, state.cause) == (TAKES_NO_WRITES, "It can't save its data to disk (MISCONF)")
     with server.client() as admin:
         admin.config_set("save", "")  # Otherwise its shutdown waits for a save.
@@ -99,7 +99,7 @@ def test_broker_that_cannot_save_or_replicate_takes_no_writes(start_valkey: Star
 @pytest.mark.parametrize(("missing", "named"), [("+zadd ", "zadd"), ("+set ", "set")])
 def test_missing_permission_is_named_with_its_command(start_valkey: StartValkey, missing: str, named: str) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES.replace(missing, '')}")
-    state = broker_at(server.url_for("aijobs", "secret")).look()
+    state = broker_at(server.url_for("aijobs", "secret")).probe()
     assert state.state == TAKES_NO_WRITES
     assert state.cause == f"Its user has no right to one of our commands or keys (NOPERM): {named}"
     assert state.of(INTERACTIVE).state == TAKES_NO_WRITES
@@ -107,7 +107,7 @@ def test_missing_permission_is_named_with_its_command(start_valkey: StartValkey,
 
 def test_state_can_be_read_under_the_documented_acl_rules(start_valkey: StartValkey) -> None:
     server = start_valkey(f"user aijobs on >secret {ACL_RULES}")
-    assert broker_at(server.url_for("aijobs", "secret")).look().state == OK
+    assert broker_at(server.url_for("aijobs", "secret")).probe().state == OK
     with server.client() as admin:
         assert admin.acl_log() == []
 
@@ -115,7 +115,7 @@ def test_state_can_be_read_under_the_documented_acl_rules(start_valkey: StartVal
 def test_key_of_another_type_affects_only_its_queue(redis_url: str, valkey: ValkeyServer) -> None:
     with valkey.client() as admin:
         admin.set(queue_key(INTERACTIVE), "somebody else's")
-    state = broker_at(redis_url).look()
+    state = broker_at(redis_url).probe()
     assert state.state == TAKES_NO_WRITES
     assert state.cause == f"{INTERACTIVE}: One of our keys holds a value of another type (WRONGTYPE)"
     assert (state.of(INTERACTIVE).state, state.of(BACKGROUND).state) == (TAKES_NO_WRITES, OK)
@@ -123,12 +123,12 @@ def test_key_of_another_type_affects_only_its_queue(redis_url: str, valkey: Valk
 
 def test_frozen_broker_delays_reading_its_state_only_once(redis_url: str, valkey: ValkeyServer) -> None:
     broker = broker_at(redis_url)
-    assert broker.look().state == OK
+    assert broker.probe().state == OK
     valkey.freeze()
-    states = [broker.look() for _ in range(200)]  # If each one waited, the test's time limit would be exceeded.
+    states = [broker.probe() for _ in range(200)]  # If each one waited, the test's time limit would be exceeded.
     valkey.thaw()
     assert {(state.state, state.cause) for state in states} == {(AWAY, "It doesn't answer in time")}
-    poll(lambda: broker.look().state == OK, timeout=PAUSE_S + 5, what="it is asked again")
+    poll(lambda: broker.probe().state == OK, timeout=PAUSE_S + 5, what="it is asked again")
 
 
 # --- clusters and sentinels ----------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def unsupported_url(
 def test_cluster_and_sentinel_are_refused_in_one_line(unsupported_url: str) -> None:
     with pytest.raises(SettingsError) as refusal:
         check_broker(Settings(redis_url=unsupported_url, message_keys=KEYS))
-    state = broker_at(unsupported_url).look()
+    state = broker_at(unsupported_url).probe()
     assert state.state == UNSUPPORTED
     assert state.cause is not None
     assert str(refusal.value) == f"AIJOBS_REDIS_URL can't be used. {state.cause}"
@@ -187,7 +187,7 @@ def test_broker_behind_tls_works_with_its_ca(
     with tls_port(valkey.port, *certificate) as port:
         broker = broker_at(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[0]}")
         assert broker.send([outgoing()]) == {}
-        assert broker.look().of(INTERACTIVE).depth == 1
+        assert broker.probe().of(INTERACTIVE).depth == 1
 
 
 def test_refused_certificate_is_named_as_the_cause(valkey: ValkeyServer, certificate: tuple[Path, Path]) -> None:

@@ -19,7 +19,7 @@ _NOBODY = "nobody"
 _MODES = {"cluster": CLUSTER, "sentinel": SENTINEL}
 
 
-def look_at(client: ImpatientClient, queue_keys: Mapping[str, str]) -> BrokerState:
+def probe(client: ImpatientClient, queue_keys: Mapping[str, str]) -> BrokerState:
     """Return the state of the broker and of each queue, by the queue's name. Never raises.
 
     Try the writes that processes depend on, a message and a heartbeat: a full broker, a read-only replica or a user
