@@ -182,7 +182,7 @@ def test_a_failure_that_bought_nothing_is_followed_by_the_next_route(code: str) 
         "INTERNAL_CONFIG",
     ],
 )
-def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(code: str) -> None:
+def test_possibly_billed_or_permanent_failure_is_not_tried_on_another_route(code: str) -> None:
     log: list[str] = []
     gateway = gateway_to(Scripted("one", log, [code]), Scripted("two", log))
     with pytest.raises(JobError, match=code):
