@@ -38,8 +38,8 @@ def test_fault_has_the_documented_result(open_live: LiveOpener, name: str) -> No
     rows = live.stage.usage(job.id)
     assert len(rows) == int(calls), "each call has its usage row"
     assert all(row["finished_at"] is not None for row in rows)
-    told = [row["billed"] for row in rows]
-    assert told == (billed.split(", ") if ", " in billed else [billed] * len(rows))
+    recorded = [row["billed"] for row in rows]
+    assert recorded == (billed.split(", ") if ", " in billed else [billed] * len(rows))
     if job.error_code is not None:
         assert job.public_error_message == CODES[job.error_code].en
         assert not live.stage.kit.rows("flashcards", job_id=job.id)
