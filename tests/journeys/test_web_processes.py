@@ -230,7 +230,7 @@ def test_last_stopped_process_leaves_one_complete_sqlite_file(site: Site, tmp_pa
 @pytest.mark.long
 @ANY_DATABASE
 def test_many_processes_on_one_sqlite_file_report_no_lock_error(site: Site) -> None:
-    """SQLite allows one writer. Two web processes, two workers, all passes, learners and an open page share the file."""
+    """SQLite allows one writer. Two web processes, two workers, all passes and seven clients share the file."""
     programs = [site.start(), site.start_consumer("maintenance", "-w", "1")]
     programs += [site.start_consumer("background", "-w", "2") for _ in range(2)]
     learners = [Learner(site, f"learner{number}") for number in range(4)]
