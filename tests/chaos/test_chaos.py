@@ -41,5 +41,5 @@ def test_ten_seconds_of_chaos_break_no_promise(processes: Processes) -> None:
         pytest.param("mariadb", marks=pytest.mark.mariadb),
     ],
 )
-def test_a_minute_of_chaos_breaks_no_promise_on_any_database(processes: Processes, database: str) -> None:
+def test_minute_of_chaos_breaks_no_promise_on_any_database(processes: Processes, database: str) -> None:
     play(processes, "--database", database, "--seed", "20", "--seconds", "60", timeout=350)

@@ -1,4 +1,4 @@
-"""The documentation as its tests read it: pages, code blocks, tables, links."""
+"""The documentation for tests: pages, code blocks, tables, links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block:
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """Every page that readers are given: those at the top and all below `docs/`."""
+    """Return every page for readers: those at the top and all below `docs/`."""
     return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -36,23 +36,23 @@ def blocks(text: str) -> list[Block]:
 
 
 def prose(text: str) -> str:
-    """The page without its code blocks."""
+    """Return the page without its code blocks."""
     return _BLOCK.sub("", text)
 
 
 def headings(text: str) -> set[str]:
-    """The anchors that a page's headings make."""
+    """Return the anchors of a page's headings."""
     found = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def links(text: str) -> list[str]:
-    """Where links and pictures lead."""
+    """Return the targets of links and pictures."""
     return re.findall(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)", prose(text))
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of every table row, headings and rulers left out."""
+    """Return the cells of every table row except headings and rulers."""
     found = []
     for line in prose(text).splitlines():
         if line.startswith("|") and not re.match(r"^\|[\s:|-]+\|$", line):

@@ -1,4 +1,4 @@
-"""The rules that every job type is held to, in the tree or in the documentation's example."""
+"""Rules for every job type, in the tree or in the documentation's example."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 @dataclass(frozen=True)
 class JobTypeSample:
-    """A definition with the samples that its module brings."""
+    """A definition with the samples of its module."""
 
     definition: JobDefinition
     module: ModuleType | SimpleNamespace = field(repr=False)
@@ -46,7 +46,7 @@ class JobTypeSample:
 
 
 def read_output(sample: JobTypeSample, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer after schema and check, as the engine reads it."""
+    """Return the answer after schema and check, as the engine reads it."""
     definition = sample.definition
     model = definition.output.schema.model_validate(dict(answer))
     output = model.model_dump(mode="json", by_alias=True)
@@ -59,13 +59,13 @@ def check_labels(sample: JobTypeSample) -> None:
     metadata = sample.definition.metadata
     assert metadata.label.strip()
     assert metadata.description.strip()
-    assert CHINESE.search(metadata.labels["zh"]), "the console is Chinese too: labels={'zh': …}"
+    assert CHINESE.search(metadata.labels["zh"]), "the console is also in Chinese: labels={'zh': …}"
 
 
 def check_samples(sample: JobTypeSample) -> None:
     assert validated_input(sample.definition, sample.input)
     output = read_output(sample, sample.output)
-    # What is saved can be read again by a later attempt, which projects it.
+    # A later attempt must be able to read and project the saved output.
     assert sample.definition.output.schema.model_validate(json.loads(json.dumps(output)))
 
 
@@ -77,7 +77,7 @@ def check_junk(sample: JobTypeSample) -> None:
 
 
 def check_prompt(sample: JobTypeSample, prompts: PromptTemplates) -> None:
-    """The prompt renders with the sample, once plain and once with faults to mend, and fences the learner's text."""
+    """Assert that the prompt renders with the sample, with and without faults, and fences the learner's text."""
     definition = sample.definition
     if definition.prompt is None:
         assert definition.script is not None
@@ -100,13 +100,13 @@ def _longest_text(value: Any) -> str:
 
 
 def check_codes(source: str) -> None:
-    """Every code that the module raises stands in the table of codes, or has been registered."""
+    """Assert that every code the module raises is in the table of codes or registered."""
     raised = set(re.findall(r"JobError\(\s*\"([A-Z_]+)\"", source))
     assert raised <= set(CODES), f"unknown: {raised - set(CODES)}"
 
 
 def check_projector(sample: JobTypeSample, projector: ResultProjector, session: Session, job: AiJob) -> None:
-    """Projected twice, a job has the artifacts of the first time, each once."""
+    """Assert that a second projection of a job has the same artifacts as the first."""
     snapshot: AiJobSnapshot = build_snapshot(job, validated_input(sample.definition, sample.input))
     session.add(job)
     session.flush()
@@ -118,7 +118,7 @@ def check_projector(sample: JobTypeSample, projector: ResultProjector, session: 
     session.expire_all()
     again = projector.project(session, job, output).artifacts
     assert first == again
-    assert first, "the sample leaves something"
+    assert first, "the sample has artifacts"
     assert len({(a.artifact_type, a.artifact_id) for a in first}) == len(first)
     assert [a.ordinal for a in first] == list(range(len(first)))
     assert all(isinstance(a, Artifact) and len(a.artifact_type) <= 64 and len(a.artifact_id) <= 64 for a in first)

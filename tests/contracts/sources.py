@@ -1,4 +1,4 @@
-"""The package's source as the architecture's tests read it: modules, what they import, what they name."""
+"""The package's source for tests of the architecture: modules, imports and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Module:
-    """One source file. `name` is dotted: `aijobs.jobs.lifecycle`, a package's own page `aijobs.jobs`."""
+    """One source file. `name` is dotted: `aijobs.jobs.lifecycle`; a package's `__init__` is `aijobs.jobs`."""
 
     name: str
     path: Path
@@ -28,13 +28,13 @@ class Module:
         return self.path.name == "__init__.py"
 
     def at(self, line: int) -> str:
-        """Where to look, for a failure's text."""
+        """Return a place in the file for a failure's text."""
         return f"{self.path.relative_to(ROOT)}:{line}"
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name: of `from a.b import c` it is `a.b.c` where that is a module of ours, else `a.b`."""
+    """One imported name: for `from a.b import c`, it is `a.b.c` if that is a module of ours, otherwise `a.b`."""
 
     target: str
     line: int
@@ -42,7 +42,7 @@ class Import:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module of the product: the package and `app.py`."""
+    """Return every module of the product: the package and `app.py`."""
     paths = [*sorted((ROOT / "aijobs").rglob("*.py")), ROOT / "app.py"]
     return tuple(Module(_name(path), path, path.read_text(encoding="utf-8")) for path in paths)
 
@@ -58,7 +58,7 @@ def _name(path: Path) -> str:
 
 
 def imports(module: Module, *, late: bool = True) -> list[Import]:
-    """What `module` imports when it runs, with `late` inside functions too; what only type checkers see is left out."""
+    """Return imports of `module` at run time, with `late` also those in functions; not those for type checkers only."""
     return [found for node in _running(module.tree, late) for found in _imported(module, node)]
 
 
@@ -95,5 +95,5 @@ def _base(module: Module, node: ast.ImportFrom) -> str:
 
 
 def sample(source: str, name: str = "aijobs.web.sample") -> Module:
-    """A module that isn't in the tree, to show that a rule catches it."""
+    """Return a module that isn't in the tree, to test a rule."""
     return Module(name, ROOT / "aijobs" / "web" / "sample.py", source)

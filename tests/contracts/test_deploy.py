@@ -1,4 +1,4 @@
-"""What `deploy/` holds can be used as it is: units, settings, commands, the Redis user."""
+"""The files in `deploy/` can be used as they are: units, settings, commands, the Redis user."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ def read(unit: Path) -> configparser.ConfigParser:
 
 
 def example() -> dict[str, str]:
-    """The settings of the example that are not commented out."""
+    """Return the settings of the example that are not commented out."""
     lines = documents.read("deploy/aijobs.env.example").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_every_setting_in_deploy_is_one() -> None:
+def test_deploy_files_name_only_existing_settings() -> None:
     known = {f"AIJOBS_{field.name.upper()}" for field in fields(Settings)}
     for path in [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]:
         assert set(re.findall(r"AIJOBS_[A-Z_]*[A-Z]", path.read_text(encoding="utf-8"))) <= known, path.name
 
 
-def test_the_example_lacks_nothing_but_its_secrets(tmp_path: Path) -> None:
+def test_example_environment_lacks_only_secrets(tmp_path: Path) -> None:
     settings = Settings.load(example() | PLACEHOLDERS | {"AIJOBS_INSTANCE_PATH": str(tmp_path)})
     assert settings.production
     assert {name for name, value in example().items() if not value or value.endswith(":")} == set(PLACEHOLDERS)
 
 
-def test_every_unit_is_of_the_target_and_the_other_way_round() -> None:
+def test_target_has_exactly_the_units() -> None:
     target = read(ROOT / "deploy" / "systemd" / "aijobs.target")
     assert set(target["Unit"]["Wants"].split()) == {unit.name for unit in UNITS}
     assert all(read(unit)["Install"]["WantedBy"] == "aijobs.target" for unit in UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_what_a_unit_starts_is_there(unit: Path) -> None:
+def test_program_of_a_unit_exists(unit: Path) -> None:
     program, *arguments = read(unit)["Service"]["ExecStart"].split()
     assert (BIN / Path(program).name).is_file()
     target = next(argument for argument in arguments if argument.startswith("aijobs."))
     if unit.stem == "aijobs-web":
-        # Importing it would read the settings.
+        # An import would read the settings.
         assert target == "aijobs.web.wsgi:app"
         assert (ROOT / "aijobs" / "web" / "wsgi.py").is_file()
     else:
@@ -78,7 +78,7 @@ def test_what_a_unit_starts_is_there(unit: Path) -> None:
         assert hasattr(import_module(module), name)
 
 
-def test_every_gunicorn_command_that_we_write_takes_our_settings() -> None:
+def test_every_gunicorn_command_uses_our_configuration() -> None:
     for place in ["README.md", "docs/production.md", "deploy/systemd/aijobs-web.service"]:
         commands = re.findall(r"gunicorn\b.*aijobs\.web\.wsgi:app", documents.read(place))
         assert commands, place
@@ -86,31 +86,31 @@ def test_every_gunicorn_command_that_we_write_takes_our_settings() -> None:
 
 
 @pytest.mark.parametrize("unit", CONSUMERS, ids=lambda unit: unit.stem)
-def test_a_consumer_is_given_the_time_to_stop_and_started_again(unit: Path) -> None:
+def test_consumer_unit_has_time_to_stop_and_restarts(unit: Path) -> None:
     service = read(unit)["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > Settings().shutdown_grace_s + ABANDON_LIMIT_S
     assert service["Restart"] == "on-failure"
     assert service["RestartForceExitStatus"] == str(EXIT_ABANDONED)
-    # Else a consumer that starts could not tell that its predecessor is dead.
+    # Otherwise a starting consumer could not find out that its predecessor is dead.
     assert "PrivatePIDs" not in service
 
 
 @pytest.mark.parametrize("queue", ["interactive", "background"])
-def test_a_consumer_outlives_a_job_that_takes_all_memory(queue: str) -> None:
-    """By its default systemd stops a unit of which the kernel killed one process."""
+def test_consumer_unit_survives_a_job_that_takes_all_memory(queue: str) -> None:
+    """By default, systemd stops a unit if the kernel killed one of its processes."""
     unit = read(ROOT / "deploy" / "systemd" / f"aijobs-{queue}.service")
     assert unit["Service"]["OOMPolicy"] == "continue"
 
 
-def test_the_units_are_as_strict_as_each_other() -> None:
+def test_units_have_the_same_sandbox_options() -> None:
     prefixes = r"NoNew|Protect|Private|Restrict[A-Z]|SystemCall|Capability|Ambient|Lock|Remove"
     strictness = [{item for item in read(unit)["Service"].items() if re.match(prefixes, item[0])} for unit in UNITS]
     assert all(one == strictness[0] for one in strictness)
     assert len(strictness[0]) > 15
 
 
-def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("no systemd-analyze on this machine")
@@ -120,12 +120,12 @@ def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path) -> None:
     found = subprocess.run(
         [analyze, "verify", "--man=no", *sorted(tmp_path.iterdir())], capture_output=True, text=True, check=False
     )
-    # What it says of other units is about the machine, not about ours.
+    # Messages about other units concern the machine, not our files.
     said = [line for line in (found.stdout + found.stderr).splitlines() if "aijobs" in line]
     assert not said
 
 
-def test_the_redis_user_of_the_example_can_sign_in(start_valkey: Callable[..., ValkeyServer], tmp_path: Path) -> None:
+def test_redis_user_of_the_example_can_sign_in(start_valkey: Callable[..., ValkeyServer], tmp_path: Path) -> None:
     text = documents.read("deploy/redis-users.acl.example")
     assert text == f"user aijobs on >PASSWORD {ACL_RULES}\n"
     path = tmp_path / "users.acl"

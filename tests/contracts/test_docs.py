@@ -1,4 +1,4 @@
-"""The documentation says what is so: settings, commands, codes, links, the Redis user, the decisions."""
+"""The documentation is correct: settings, commands, codes, links, the Redis user, the decisions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contracts import documents
 from tests.contracts.sources import ROOT
 
 FOUND_OUT = {"env_was_set", "development_keys", "run_by_flask", "provider_keys"}
-"""Fields that tell how the settings came about; no variable sets them."""
+"""Fields about the origin of the settings; no variable sets them."""
 
 
 def names(page: Path) -> str:
@@ -38,21 +38,21 @@ PROVIDER_KEY = re.compile(r"AIJOBS_[A-Z0-9_]+_API_KEY")
 
 
 def documented_settings() -> dict[str, str]:
-    """Each setting with the cell of its default."""
+    """Return each setting with the cell of its default."""
     table = [row for row in documents.rows(documents.read("docs/settings.md")) if row[0].startswith("`")]
     return {row[0].strip("`"): row[1] for row in table}
 
 
 def settable() -> dict[str, object]:
-    """Each variable that the settings read, with its default."""
+    """Return each variable that the settings read, with its default."""
     return {f"AIJOBS_{f.name.upper()}": f.default for f in fields(Settings) if f.name not in FOUND_OUT}
 
 
-def test_every_setting_is_documented_and_no_other() -> None:
+def test_exactly_the_existing_settings_are_documented() -> None:
     assert set(documented_settings()) == set(settable())
 
 
-def test_every_documented_default_is_the_one_in_the_code() -> None:
+def test_documented_defaults_match_the_code() -> None:
     wrong = []
     for name, default in settable().items():
         cell = documented_settings()[name]
@@ -67,8 +67,8 @@ def test_every_documented_default_is_the_one_in_the_code() -> None:
     assert not wrong
 
 
-def test_every_documented_setting_is_really_read(tmp_path: Path) -> None:
-    """A name that nothing reads is a promise that nothing keeps."""
+def test_every_documented_setting_is_read(tmp_path: Path) -> None:
+    """A documented variable that nothing reads would have no effect."""
     source = Path(settings_module.__file__).read_text(encoding="utf-8")
     for name in documented_settings():
         field = name.removeprefix("AIJOBS_").lower()
@@ -78,7 +78,7 @@ def test_every_documented_setting_is_really_read(tmp_path: Path) -> None:
     assert (loaded.port, loaded.lease_s, loaded.instance_path) == (8123, 90.5, tmp_path)
 
 
-def test_no_page_names_a_setting_that_is_not_there() -> None:
+def test_pages_name_only_existing_settings() -> None:
     unknown = [
         f"{names(page)}: {name}"
         for page in documents.pages()
@@ -99,13 +99,13 @@ def commands(group: click.Command = cli, path: str = "aijobs") -> Iterator[tuple
         yield path, group
 
 
-def test_every_command_is_documented_and_no_other() -> None:
+def test_exactly_the_existing_commands_are_documented() -> None:
     cells = [row[0] for row in documents.rows(documents.read("docs/commands.md")) if row[0].startswith("`aijobs")]
     written = {re.sub(r"\s+(\[?[A-Z]+\]?|--\S+).*$", "", cell.strip("`")) for cell in cells}
     assert written == {path for path, _ in commands()}
 
 
-def test_every_command_that_a_page_shows_is_there() -> None:
+def test_pages_show_only_existing_commands() -> None:
     known = {path for path, _ in commands()} | {"aijobs COMMAND"}
     words = {word for path in known for word in path.split()[1:2]}
     shown = [
@@ -116,7 +116,7 @@ def test_every_command_that_a_page_shows_is_there() -> None:
     assert not [(page, word) for page, word in shown if word not in words]
 
 
-def test_every_target_that_a_page_shows_is_in_the_makefile() -> None:
+def test_pages_show_only_existing_make_targets() -> None:
     targets = set(re.findall(r"^([a-z-]+):", documents.read("Makefile"), re.MULTILINE))
     shown = {
         word
@@ -141,7 +141,7 @@ def test_every_parameter_of_an_operation_is_documented() -> None:
     assert not [name for name in sorted(parameters) if not re.search(rf"\b{name}\b", page)]
 
 
-def test_every_code_that_the_api_answers_is_documented_with_its_status() -> None:
+def test_every_code_of_the_api_is_documented_with_its_status() -> None:
     table = {row[0].strip("`"): row[1] for row in documents.rows(documents.read("docs/api.md")) if len(row) == 3}
     written = {code: int(status) for code, status in table.items() if code in CODES}
     answered = {code for operation in (*user.OPERATIONS, *admin.OPERATIONS) for code in operation.errors}
@@ -150,7 +150,7 @@ def test_every_code_that_the_api_answers_is_documented_with_its_status() -> None
     assert written == {code: CODES[code].http for code in written}
 
 
-def test_every_code_that_a_page_names_is_there() -> None:
+def test_pages_name_only_existing_codes() -> None:
     prefixes = ("PROVIDER_", "VALIDATION_", "CONTENT_SAFETY_", "CREDENTIAL_", "INTERNAL_", "JOB_")
     unknown = [
         f"{names(page)}: {word}"
@@ -165,18 +165,18 @@ def test_every_code_that_a_page_names_is_there() -> None:
 
 
 @pytest.mark.parametrize("words", [HistoryType, Phase])
-def test_the_lifecycle_page_explains_every_word(words: tuple[str, ...]) -> None:
+def test_lifecycle_page_explains_every_phase_and_history_type(words: tuple[str, ...]) -> None:
     cells = {
         word for row in documents.rows(documents.read("docs/lifecycle.md")) for word in re.findall(r"`(\w+)`", row[0])
     }
     assert set(words) <= cells
 
 
-def test_the_documented_redis_user_has_the_rules_that_the_tests_run_under() -> None:
+def test_documented_redis_user_has_the_acl_rules_of_the_tests() -> None:
     assert f"ACL SETUSER aijobs on >PASSWORD {ACL_RULES}\n" in documents.read("docs/production.md")
 
 
-def test_the_four_production_lines_stand_in_readme_and_production_alike() -> None:
+def test_readme_and_production_page_show_the_same_four_commands() -> None:
     (readme,) = (
         b.text for b in documents.blocks(documents.read("README.md")) if "huey_consumer" in b.text and b.language
     )
@@ -184,7 +184,7 @@ def test_the_four_production_lines_stand_in_readme_and_production_alike() -> Non
     assert readme in documents.read("docs/production.md")
 
 
-def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
+def test_every_decision_is_in_the_index_and_has_three_parts() -> None:
     index = documents.links(documents.read("docs/adr/README.md"))
     for record in sorted((ROOT / "docs" / "adr").glob("0*.md")):
         assert record.name in index
@@ -197,7 +197,7 @@ def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
 
 
 @pytest.mark.parametrize("page", documents.pages(), ids=names)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     broken = []
     for link in documents.links(page.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", link):
@@ -210,7 +210,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not broken
 
 
-def test_no_page_is_an_island() -> None:
+def test_every_page_is_linked() -> None:
     linked = {
         (page.parent / link.partition("#")[0]).resolve()
         for page in documents.pages()

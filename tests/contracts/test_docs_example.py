@@ -1,4 +1,4 @@
-"""The example of `docs/adding-a-job-type.md` is cut out of the page, installed and asked for key terms."""
+"""The example of `docs/adding-a-job-type.md` is extracted from the page, installed, and creates key terms."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ NOTES = {
     "en": ("Osmosis is the movement of water across a membrane.", "Osmosis", "The movement of water."),
     "zh": ("渗透作用是水分子通过半透膜的扩散。", "渗透作用", "水分子通过半透膜的扩散"),
 }
-"""In each language: the notes, and a term of theirs with its meaning."""
+"""The notes in each language, and one of their terms with its meaning."""
 
 
 @pytest.fixture(scope="module")
 def package(run: Run) -> Path:
-    """The folder that holds the example as pip installs it; the environment of the tests stays as it is."""
+    """Install the example with pip into a folder of its own, and return that folder."""
     source, target = run.new_folder("key-terms"), run.new_folder("installed")
     (source / "key_terms").mkdir()
     (source / "key_terms" / "__init__.py").touch()
@@ -61,7 +61,7 @@ def package(run: Run) -> Path:
     return target
 
 
-def test_the_page_lists_the_files_that_it_shows() -> None:
+def test_page_lists_the_files_that_it_shows() -> None:
     page = documents.read("docs/adding-a-job-type.md")
     (tree,) = (block.text for block in documents.blocks(page) if block.text.startswith("key-terms/\n"))
     listed = {line.split()[0] for line in tree.splitlines()[1:]}
@@ -94,7 +94,7 @@ def services(example: ModuleType, create_sqlite_database: Callable[..., str], ru
     services.database.dispose()
 
 
-def test_the_example_is_registered_and_obeys_every_rule(example: ModuleType, services: Services) -> None:
+def test_example_is_registered_and_obeys_every_rule(example: ModuleType, services: Services) -> None:
     sample = JobTypeSample(services.registry.get("key_terms"), example)
     rules.check_labels(sample)
     rules.check_samples(sample)
@@ -113,7 +113,7 @@ class Client:
         self.url, self._token = url, token
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of an answer."""
+        """Return status and JSON of an answer."""
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -131,14 +131,14 @@ def notes(lang: str) -> dict[str, Any]:
 
 
 def answer_of(request: Any) -> Answer:
-    """What a model would say: one term, in the language of the notes that it was sent."""
+    """Answer like a model: one term, in the language of the notes."""
     quote, term, meaning = NOTES["zh" if "渗透" in str(request.body) else "en"]
     return Answer(json.dumps({"terms": [{"term": term, "meaning": meaning, "sid": "p1", "quote": quote}]}))
 
 
 @pytest.fixture
 def learner(package: Path, processes: Processes, run: Run) -> Iterator[Client]:
-    """A user of an `aijobs up` that has the example installed and a model to ask."""
+    """A user of an `aijobs up` with the example and a model."""
     instance = run.new_folder("example")
     with FakeLlm(on_request=answer_of) as llm:
         (instance / "providers.toml").write_text(providers_file(llm.url))
@@ -159,7 +159,7 @@ def learner(package: Path, processes: Processes, run: Run) -> Iterator[Client]:
 
 
 @pytest.mark.timeout(240)
-def test_a_learner_asks_the_installed_example_for_terms_and_reads_them(learner: Client) -> None:
+def test_installed_example_creates_terms_for_a_learner(learner: Client) -> None:
     for lang, (quote, term, meaning) in NOTES.items():
         status, job = learner.ask("/api/learning/key-terms", notes(lang))
         assert status == 202, job

@@ -1,4 +1,4 @@
-"""Imports point down: the house's floors, and who may know Flask, Huey and Redis."""
+"""Imports point down only: the floors of the architecture, and the places of Flask, Huey and Redis."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PICTURE = """
 0    errors  clock  ids  settings  logs  canonical  machine  validation  answers
 0    addresses  causes  texts  forks  reading
 """
-"""What stands on a floor may import what stands on the same floor or below. `room.*` is every module of a room that
-is not named itself."""
+"""A module may import modules of its own floor and below. `room.*` means every module of a room without an own entry.
+"""
 
 FRAMEWORKS = {
     "Flask": re.compile(r"(flask|flask_\w+|werkzeug|htmx_flask|wtforms|gunicorn|waitress)(\.|$)"),
@@ -37,7 +37,7 @@ HOMES = {
     "Redis": re.compile(r"aijobs\.(queues\.|local\.|workers$)"),
 }
 ALLOWED: Mapping[tuple[str, str], str] = {}
-"""Imports outside their home, and why. There are none."""
+"""Allowed imports outside their home, with the reason. There are none."""
 
 
 def floors() -> dict[str, float]:
@@ -49,7 +49,7 @@ def floors() -> dict[str, float]:
 
 
 def pattern_of(module: str) -> str | None:
-    """The entry of the picture that places `module`: its own name, else its nearest room's."""
+    """Return the entry of the picture for `module`: its own name, otherwise that of its nearest room."""
     name = module.removeprefix("aijobs.")
     if name in floors():
         return name
@@ -64,7 +64,7 @@ def floor_of(module: str) -> float | None:
 
 
 def says_nothing(module: Module) -> bool:
-    """Whether a package's own page holds a docstring alone (the root: its version too), and so has no floor."""
+    """Return whether a package's `__init__` has only a docstring (the root's: also the version): it needs no floor."""
     if not module.is_package:
         return False
     body = module.tree.body
@@ -76,7 +76,7 @@ def says_nothing(module: Module) -> bool:
 
 
 def upward(module: Module) -> list[str]:
-    """The imports of `module` that point up, each with its place."""
+    """Return the imports of `module` that point up, each with its place."""
     here = floor_of(module.name)
     assert here is not None, f"{module.name} stands on no floor"
     found = []
@@ -88,19 +88,19 @@ def upward(module: Module) -> list[str]:
 
 
 def strangers(module: Module) -> Iterator[tuple[str, Import]]:
-    """Frameworks that `module` imports away from their homes."""
+    """Yield frameworks that `module` imports outside their homes."""
     for one in imports(module):
         for framework, names in FRAMEWORKS.items():
             if names.match(one.target) and not HOMES[framework].match(module.name):
                 yield framework, one
 
 
-def test_every_module_stands_on_one_floor() -> None:
+def test_every_module_has_a_floor() -> None:
     homeless = [m.name for m in modules() if not says_nothing(m) and floor_of(m.name) is None]
     assert not homeless
 
 
-def test_the_picture_names_nothing_that_is_not_there() -> None:
+def test_picture_names_only_existing_modules() -> None:
     used = {pattern_of(module.name) for module in modules()}
     assert set(floors()) <= used
 
@@ -120,16 +120,16 @@ def test_imports_point_down_only() -> None:
         ("aijobs.ai.sample", "from .providers.openai_compatible import OpenAiCompatibleProvider"),
     ],
 )
-def test_an_import_that_points_up_is_caught(name: str, source: str) -> None:
+def test_upward_import_is_found(name: str, source: str) -> None:
     assert upward(sample(source, name))
 
 
-def test_an_import_for_type_checkers_alone_is_no_import() -> None:
+def test_import_for_type_checkers_only_does_not_count() -> None:
     source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aijobs.wiring.services import Services"
     assert not upward(sample(source, "aijobs.engine.sample"))
 
 
-def test_flask_huey_and_redis_are_known_in_their_homes_alone() -> None:
+def test_flask_huey_and_redis_are_imported_only_in_their_homes() -> None:
     found = [
         f"{module.at(one.line)}: {framework}"
         for module in modules()
@@ -139,17 +139,17 @@ def test_flask_huey_and_redis_are_known_in_their_homes_alone() -> None:
     assert not found, "\n".join(found)
 
 
-def test_every_exception_is_still_needed() -> None:
+def test_every_allowed_import_is_still_needed() -> None:
     needed = {(module.name, one.target) for module in modules() for _, one in strangers(module)}
     assert set(ALLOWED) == needed
 
 
 @pytest.mark.parametrize("line", ["import redis", "from huey import crontab", "from flask_login import current_user"])
-def test_a_framework_in_the_engine_is_caught(line: str) -> None:
+def test_framework_in_the_engine_is_found(line: str) -> None:
     assert list(strangers(sample(line, "aijobs.engine.sample")))
 
 
-def test_api_console_and_command_line_know_what_they_share_and_not_each_other() -> None:
+def test_api_console_and_command_line_do_not_import_each_other() -> None:
     found = [
         f"{module.at(one.line)}: {module.name} imports {one.target}"
         for module in modules()
@@ -161,19 +161,19 @@ def test_api_console_and_command_line_know_what_they_share_and_not_each_other() 
 
 
 def face_of(module: str) -> str | None:
-    """Which of the web's faces a module belongs to; None for what they share, and for all else."""
+    """Return the interface that a module belongs to, or None for shared and other modules."""
     face = re.match(r"aijobs\.(web\.api|web\.console|cli)\b", module)
     return face and face[1]
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module of ours; None for the files that stand beside the rooms."""
+    """Return the room of a module of ours, or None for files outside the rooms."""
     parts = module.split(".")
     room = ".".join(parts[:2])
     return room if len(parts) > 2 or any(other.name.startswith(f"{room}.") for other in modules()) else None
 
 
-def test_no_rooms_import_each_other_in_a_ring() -> None:
+def test_rooms_have_no_import_cycle() -> None:
     arrows: dict[str, set[str]] = {}
     for module in modules():
         here = room_of(module.name)
@@ -185,7 +185,7 @@ def test_no_rooms_import_each_other_in_a_ring() -> None:
     assert not rings
 
 
-def test_no_modules_need_each_other_in_a_ring_to_be_imported() -> None:
+def test_modules_have_no_import_cycle() -> None:
     names = {module.name for module in modules()}
     arrows = {module.name: {one.target for one in imports(module, late=False)} & names for module in modules()}
     done: set[str] = set()
@@ -207,6 +207,6 @@ def _ring(name: str, arrows: Mapping[str, set[str]], path: list[str], done: set[
     return None
 
 
-def test_no_module_is_a_drawer_for_what_has_no_place() -> None:
+def test_no_module_is_named_utils_or_the_like() -> None:
     drawers = {"utils", "util", "helpers", "helper", "common", "misc"}
     assert not [module.name for module in modules() if drawers & set(module.name.split("."))]

@@ -1,4 +1,4 @@
-"""Every job type in the tree obeys the same rules; a new one is held to them without a line here."""
+"""Every job type in the tree obeys the same rules; a new one is tested without a change here."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ def database(create_sqlite_database: Callable[..., str]) -> Iterator[Database]:
     database.dispose()
 
 
-def test_each_module_is_one_registered_type_of_its_own_name(registry: JobDefinitionRegistry) -> None:
+def test_each_module_registers_a_type_of_its_own_name(registry: JobDefinitionRegistry) -> None:
     found = {definition.job_type for definition in registry.get_all()}
     assert set(NAMES) <= found
     assert len(NAMES) >= 2
 
 
-def test_a_type_is_labelled_in_both_languages(sample: JobTypeSample) -> None:
+def test_job_type_has_labels_in_both_languages(sample: JobTypeSample) -> None:
     rules.check_labels(sample)
 
 
-def test_the_sample_is_accepted_and_can_be_read_again(sample: JobTypeSample) -> None:
+def test_sample_is_accepted_and_can_be_read_again(sample: JobTypeSample) -> None:
     rules.check_samples(sample)
 
 
-def test_junk_is_rejected(sample: JobTypeSample) -> None:
+def test_invalid_answers_are_refused(sample: JobTypeSample) -> None:
     rules.check_junk(sample)
 
 
-def test_the_prompt_renders_with_faults_and_with_hostile_notes(sample: JobTypeSample) -> None:
+def test_prompt_renders_with_faults_and_hostile_notes(sample: JobTypeSample) -> None:
     rules.check_prompt(sample, prompts)
 
 
-def test_a_module_says_what_goes_in_what_comes_out_and_what_it_leaves(sample: JobTypeSample) -> None:
+def test_docstring_of_a_job_type_has_in_out_and_leaves(sample: JobTypeSample) -> None:
     text = inspect.getdoc(sample.module) or ""
     assert all(word in text for word in ("In:", "Out:", "Leaves:"))
 
 
-def test_projecting_twice_gives_the_same_artifacts(
+def test_repeated_projection_gives_the_same_artifacts(
     sample: JobTypeSample, registry: JobDefinitionRegistry, database: Database
 ) -> None:
     if sample.definition.projector is None:
@@ -96,7 +96,7 @@ def test_projecting_twice_gives_the_same_artifacts(
         rules.check_projector(sample, projector, session, job)
 
 
-def test_every_code_that_is_raised_is_known() -> None:
+def test_every_raised_code_is_known() -> None:
     unknown = []
     for module in modules():
         for node in ast.walk(module.tree):
@@ -110,7 +110,7 @@ def test_every_code_that_is_raised_is_known() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_a_public_message_names_no_address_path_key_or_stack(code: str) -> None:
+def test_public_message_contains_no_address_path_key_or_stack(code: str) -> None:
     entry = CODES[code]
     for text in (entry.en, entry.zh):
         assert text.strip()

@@ -1,4 +1,4 @@
-"""No log line passes a key that a structlog processor writes: the processor would overwrite the value."""
+"""No log call passes a key that a structlog processor writes, because the processor would overwrite the value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILDERS = {"job_fields"}
 
 
 def written_by_processors() -> set[str]:
-    """The keys that the emitted JSON has though the call passed none: read from a real line."""
+    """Return the keys of a real log line whose call passed none."""
     with captured_lines() as lines:
         try:
             raise ValueError
@@ -31,7 +31,7 @@ RESERVED = written_by_processors()
 
 
 def overwritten(module: Module) -> Iterator[str]:
-    """Each place in `module` that passes such a key to a logger."""
+    """Yield each place in `module` that passes such a key to a logger."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _is_of_the_log(node.func):
             for name in _names(node):
@@ -46,7 +46,7 @@ def _is_of_the_log(function: ast.expr) -> bool:
 
 
 def _names(call: ast.Call) -> Iterator[str]:
-    """The keyword names of a call, with those of a dict that is written out behind `**`."""
+    """Yield the keyword names of a call, including those of a literal dict after `**`."""
     for keyword in call.keywords:
         if keyword.arg is not None:
             yield keyword.arg
@@ -56,7 +56,7 @@ def _names(call: ast.Call) -> Iterator[str]:
                     yield str(key.value)
 
 
-def test_processors_write_the_keys_that_the_documents_name() -> None:
+def test_processors_write_the_documented_keys() -> None:
     assert {"at", "event", "level", "logger"} <= RESERVED
 
 
@@ -74,5 +74,5 @@ def test_no_log_call_passes_a_key_that_a_processor_writes() -> None:
         "structlog.contextvars.bind_contextvars(logger='z')",
     ],
 )
-def test_a_log_call_with_a_reserved_key_is_caught(line: str) -> None:
+def test_log_call_with_a_reserved_key_is_found(line: str) -> None:
     assert list(overwritten(sample(line)))

@@ -1,4 +1,4 @@
-"""One module writes `lifecycle_status`, one reads the environment, nobody reads the legacy status."""
+"""One module writes `lifecycle_status`, one reads the environment, and nothing reads the legacy status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contracts.sources import Module, imports, modules, sample
 
 WRITER = "aijobs.jobs.lifecycle."
 CARRIERS = frozenset({"aijobs.jobs.lifecycle.changes", "aijobs.jobs.lifecycle.fairness"})
-"""Modules of the package that decide no state: the rule holds for them too."""
+"""Modules of the package that decide no state, so the rule holds for them too."""
 COLUMN = "lifecycle_status"
 ROW_MAKERS = frozenset({"AiJob", "insert_row", "insert_if_absent"})
 """Calls whose keyword arguments are a row's columns."""
@@ -28,7 +28,7 @@ def called(node: ast.Call) -> str:
 
 
 def _is_column(node: ast.AST | None) -> bool:
-    """`lifecycle_status` as a key: its name as text, or the mapped attribute."""
+    """Return whether the node is `lifecycle_status` as a key: its name as text, or the mapped attribute."""
     return (isinstance(node, ast.Constant) and node.value == COLUMN) or (
         isinstance(node, ast.Attribute) and node.attr == COLUMN
     )
@@ -43,7 +43,7 @@ def targets(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def writes(module: Module) -> list[int]:
-    """The lines that write the column, or prepare to: an assignment, a row, an UPDATE's values, SQL as text."""
+    """Return the lines that write the column or prepare to: an assignment, a row, an UPDATE's values, SQL as text."""
     return [node.lineno for node in ast.walk(module.tree) if _writes(node)]  # type: ignore[attr-defined]
 
 
@@ -80,15 +80,15 @@ COMPUTED = {
     "aijobs.upkeep.pass_log": (1, "passes"),
     "aijobs.testing.fakellm.ledger": (1, "the ledger of a server that tests ask"),
 }
-"""Where columns or attributes are named by something else than a literal: how often at most, and what for.
+"""Places where names of columns or attributes are computed: the maximum number, and the purpose.
 
-A new place is looked at by a person, and stands here. What such a place does is judged while tests run
-(`tests/support/single_writer.py`).
+A person reviews each new place and adds it here. `tests/support/single_writer.py` checks what these places write
+while tests run.
 """
 
 
 def computed_names(module: Module) -> list[int]:
-    """The lines that set attributes or columns whose names can't be read from the source, or spell ours in pieces."""
+    """Return lines that set attributes or columns with computed names, or that spell the column's name in pieces."""
     return [node.lineno for node in ast.walk(module.tree) if _computes(node)]  # type: ignore[attr-defined]
 
 
@@ -101,19 +101,19 @@ def _computes(node: ast.AST) -> bool:
 
 
 def _mappings(call: ast.Call) -> list[ast.expr]:
-    """Arguments that are the columns themselves: `values(…)`, and the rows behind `update(…)` when it is a query's."""
+    """Return arguments that are columns themselves: those of `values(…)`."""
     return call.args if called(call) == "values" else []
 
 
 def _hidden(value: ast.expr) -> bool:
-    """Whether this mapping's keys can't all be read: it isn't a literal, or one of its keys isn't."""
+    """Return whether not all keys of this mapping are literals."""
     if not isinstance(value, ast.Dict):
         return True
     return any(not isinstance(key, ast.Constant | ast.Attribute) for key in value.keys)
 
 
 def _spells_the_column(node: ast.expr) -> bool:
-    """Whether an expression without names comes to the column's name, or a text is the start of it."""
+    """Return whether an expression of literals evaluates to the column's name, or a text is its beginning."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and bool(re.fullmatch(r"lifecycle_s?t?a?t?u?", node.value))
     if not isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call):
@@ -124,7 +124,7 @@ def _spells_the_column(node: ast.expr) -> bool:
     try:
         return bool(eval(ast.unparse(node), {"__builtins__": {}}) == COLUMN)
     except Exception:
-        return False  # It comes to nothing by itself.
+        return False  # It has no value by itself.
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -132,11 +132,11 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def others() -> Iterator[Module]:
-    """The modules that may not write the column."""
+    """Yield the modules that may not write the column."""
     return (module for module in modules() if not module.name.startswith(WRITER) or module.name in CARRIERS)
 
 
-def test_a_column_whose_name_is_computed_is_written_in_known_places_alone() -> None:
+def test_columns_with_computed_names_are_written_only_in_known_places() -> None:
     found = {module: lines for module in others() if (lines := computed_names(module))}
     beyond = {module: lines for module, lines in found.items() if len(lines) > COMPUTED.get(module.name, (0, ""))[0]}
     assert not [module.at(line) for module, lines in beyond.items() for line in lines]
@@ -165,7 +165,7 @@ def test_a_column_whose_name_is_computed_is_written_in_known_places_alone() -> N
         "name = 'LIFECYCLE_STATUS'.lower()",
     ],
 )
-def test_a_name_that_is_computed_is_caught(line: str) -> None:
+def test_computed_name_is_found(line: str) -> None:
     assert computed_names(sample(line))
 
 
@@ -173,7 +173,7 @@ def test_a_name_that_is_computed_is_caught(line: str) -> None:
     "line",
     ["setattr(job, 'progress', 5)", "update(AiJob).values(progress=5)", "values({'progress': 5})", "a = 'x' + 'y'"],
 )
-def test_a_name_that_can_be_read_is_not_computed(line: str) -> None:
+def test_literal_name_is_not_computed(line: str) -> None:
     assert not computed_names(sample(line))
 
 
@@ -182,7 +182,7 @@ def test_only_the_lifecycle_repository_writes_the_lifecycle_status() -> None:
     assert not found
 
 
-def test_each_change_method_of_the_lifecycle_is_known_by_its_name() -> None:
+def test_change_methods_of_the_lifecycle_are_listed() -> None:
     (source,) = (module for module in modules() if module.name == f"{WRITER}changes")
     takes_columns = {
         node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
@@ -191,7 +191,7 @@ def test_each_change_method_of_the_lifecycle_is_known_by_its_name() -> None:
     assert takes_columns <= CHANGES
 
 
-def test_the_lifecycle_is_seen_to_write_it() -> None:
+def test_writes_of_the_lifecycle_are_found() -> None:
     writers = {module.name for module in modules() if module.name.startswith(WRITER) and writes(module)}
     assert writers == {"aijobs.jobs.lifecycle.lock", "aijobs.jobs.lifecycle.end"}, "where it is locked and ended"
 
@@ -219,7 +219,7 @@ def test_the_lifecycle_is_seen_to_write_it() -> None:
         "connection.execute(text(\"UPDATE ai_jobs SET lifecycle_status = 'failed'\"))",
     ],
 )
-def test_a_second_writer_is_caught(line: str) -> None:
+def test_second_writer_is_found(line: str) -> None:
     assert writes(sample(line))
 
 
@@ -232,7 +232,7 @@ def test_a_second_writer_is_caught(line: str) -> None:
         "JobFilter(lifecycle_status='failed')",
     ],
 )
-def test_a_reader_is_no_writer(line: str) -> None:
+def test_reader_is_no_writer(line: str) -> None:
     assert not writes(sample(line))
 
 
@@ -258,11 +258,11 @@ def test_only_the_settings_read_the_environment() -> None:
 
 
 @pytest.mark.parametrize("line", ["os.environ['X']", "os.getenv('X')", "from os import environ", "os.environ.get('X')"])
-def test_a_second_reader_of_the_environment_is_caught(line: str) -> None:
+def test_second_reader_of_the_environment_is_found(line: str) -> None:
     assert environment_reads(sample(line))
 
 
-# --- the legacy status, the door, and switches over job types -------------------------------------------------
+# --- the legacy status, creation of jobs, and branches on job types ------------------------------------------
 
 JOB_NAMES = re.compile(r"(AiJob|.*\bjob|parent|child|live|winner|newest|existing|fresh)$")
 
@@ -281,37 +281,37 @@ def test_nothing_reads_the_legacy_status() -> None:
 
 
 @pytest.mark.parametrize("line", ["job.status", "AiJob.status == 'pending'", "run.job.status", "select(AiJob.status)"])
-def test_a_reader_of_the_legacy_status_is_caught(line: str) -> None:
+def test_reader_of_the_legacy_status_is_found(line: str) -> None:
     assert legacy_reads(sample(line))
 
 
-def test_an_events_status_is_no_jobs_status() -> None:
+def test_status_of_an_event_is_no_legacy_status() -> None:
     assert not legacy_reads(sample("event.status, OutboxEvent.status, answer.status"))
 
 
-DOORS = {
+CREATORS = {
     "aijobs.learning.flashcards": "a business service",
     "aijobs.jobs.creation": "inserts through the repository, for a new job and for a retry",
     "aijobs.cli.demo_data": "scripted jobs for looking at the console; refused in production",
 }
-"""Who may call `create_job`, and as what."""
+"""Modules that may call `create_job`, and their role."""
 
 
 def creators(module: Module) -> list[int]:
     return [n.lineno for n in ast.walk(module.tree) if isinstance(n, ast.Call) and called(n) == "create_job"]
 
 
-def test_jobs_are_created_by_business_services_and_by_retry_alone() -> None:
-    assert {module.name for module in modules() if creators(module)} == set(DOORS)
+def test_jobs_are_created_only_by_business_services_and_retries() -> None:
+    assert {module.name for module in modules() if creators(module)} == set(CREATORS)
 
 
-def test_nobody_but_the_service_and_its_retries_inserts_a_job_past_the_limits() -> None:
+def test_only_the_service_and_its_retries_use_the_job_creation() -> None:
     users = {m.name for m in modules() if any(one.target == "aijobs.jobs.creation" for one in imports(m))}
     assert users == {"aijobs.jobs.service", "aijobs.jobs.retries", "aijobs.wiring.services"}
 
 
 def switches(module: Module) -> list[int]:
-    """Comparisons of a job type with a literal, and `match` over one."""
+    """Return lines that compare a job type with a literal or `match` over one."""
     return [node.lineno for node in ast.walk(module.tree) if _switches(node)]  # type: ignore[attr-defined]
 
 
@@ -331,7 +331,7 @@ def _is_literal(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def test_no_code_switches_over_job_types() -> None:
+def test_no_code_branches_on_job_types() -> None:
     found = [
         module.at(line)
         for module in modules()
@@ -349,7 +349,7 @@ def test_no_code_switches_over_job_types() -> None:
         "match job.job_type:\n    case 'a': pass",
     ],
 )
-def test_a_switch_over_job_types_is_caught(source: str) -> None:
+def test_branch_on_a_job_type_is_found(source: str) -> None:
     assert switches(sample(source))
 
 

@@ -1,4 +1,4 @@
-"""What an installation gets: a wheel with all that the code reads, and packages pinned as declared."""
+"""An installation: a wheel with all files that the code reads, and packages pinned as declared."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ def wheel(wheel_file: Path) -> set[str]:
 
 
 def committed(*folders: str) -> list[str]:
-    """Files under `folders` that the repository has, but for the sources of translations."""
+    """Return committed files under `folders`, without the sources of translations."""
     listing = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     names = [name for name in listing.stdout.split("\0") if name and (ROOT / name).exists()]
     return [name for name in names if not name.endswith((".po", ".pot"))]
 
 
 def pins() -> dict[str, list[str]]:
-    """Package name to pinned versions (more than one where it depends on the Python)."""
+    """Return pinned versions by package name (more than one if they depend on the Python version)."""
     found: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([a-z0-9._-]+)==([^\s;]+)", LOCK, flags=re.MULTILINE):
         found.setdefault(canonicalize_name(name), []).append(version)
     return found
 
 
-def test_wheel_holds_every_committed_file_that_the_code_reads(wheel: set[str]) -> None:
+def test_wheel_contains_every_committed_file_that_the_code_reads(wheel: set[str]) -> None:
     expected = set(committed("aijobs")) | {f"aijobs/{name}" for name in committed(*MOVED)}
     assert len(expected) > 30
     assert expected <= wheel
 
 
-def test_wheel_holds_nothing_of_an_instance_or_of_the_tests(wheel: set[str]) -> None:
+def test_wheel_contains_nothing_of_an_instance_or_of_the_tests(wheel: set[str]) -> None:
     assert {name.split("/", maxsplit=1)[0] for name in wheel} == {
         "aijobs",
         f"aijobs-{SETTINGS['project']['version']}.dist-info",
@@ -68,7 +68,7 @@ def test_wheel_holds_nothing_of_an_instance_or_of_the_tests(wheel: set[str]) -> 
     assert not [name for name in wheel if name.endswith((".db", ".pyc", ".po"))]
 
 
-def test_an_installed_wheel_names_no_makefile_and_says_where_its_files_are(wheel_file: Path, tmp_path: Path) -> None:
+def test_installed_wheel_names_no_makefile_and_says_where_its_files_are(wheel_file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel_file) as archive:
         archive.extractall(tmp_path / "installed")
     code = (

@@ -70,7 +70,7 @@ def _texts(node: ast.AST) -> list[ast.Constant]:
     return [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
 
 
-def test_no_module_spells_a_state_or_type() -> None:
+def test_no_module_contains_a_literal_state_or_type() -> None:
     found = {f"{module.at(line)}: {text!r}" for module in modules() for line, text in literals(module)}
     assert not found, "\n".join(sorted(found))
 
@@ -92,7 +92,7 @@ def test_no_module_spells_a_state_or_type() -> None:
         'BreakerState(scope, "half_open")',
     ],
 )
-def test_a_spelled_state_is_caught(source: str) -> None:
+def test_literal_state_is_found(source: str) -> None:
     assert list(literals(sample(source)))
 
 
@@ -106,16 +106,16 @@ def test_a_spelled_state_is_caught(source: str) -> None:
         'f"is {job.lifecycle_status}"',
     ],
 )
-def test_other_texts_are_left_alone(source: str) -> None:
+def test_other_texts_are_not_reported(source: str) -> None:
     assert not list(literals(sample(source)))
 
 
-def test_ambiguous_values_are_values() -> None:
+def test_ambiguous_values_are_values_of_the_enums() -> None:
     assert AMBIGUOUS < VALUES
 
 
 @pytest.mark.parametrize("enum", ENUMS)
-def test_a_member_is_the_text_it_stands_for(enum: type[StrEnum]) -> None:
+def test_enum_member_behaves_like_its_text(enum: type[StrEnum]) -> None:
     """JSON, SQL and log lines hold the value, as long as a member is a `str` and prints as one."""
     for member in enum:
         assert (member, f"{member}", str(member)) == (member.value,) * 3

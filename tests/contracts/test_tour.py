@@ -12,17 +12,17 @@ from tests.contracts.sources import ROOT
 
 PAGE = "docs/tour.md"
 MAP = "aijobs/__init__.py"
-"""Linked as a file: it defines nothing that the tour names."""
+"""Linked as a file, because it defines no name."""
 
 
 def code_links() -> list[tuple[str, Path]]:
-    """The text and the file of each link to a source file."""
+    """Return text and file of each link to a source file."""
     found = re.findall(r"\[([^\]]+)\]\(\.\./([\w/]+\.py)\)", documents.read(PAGE))
     return [(text.strip("`"), ROOT / path) for text, path in found]
 
 
 def defined(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[str]:
-    """The names that a module or class defines, those of a class after its name and a dot."""
+    """Yield the names that a module or class defines; members have the class's name and a dot before theirs."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield prefix + node.name
@@ -35,7 +35,7 @@ def defined(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[str]:
 
 
 def missing(links: Sequence[tuple[str, Path]]) -> list[str]:
-    """The links whose file or name isn't there."""
+    """Return the links whose file or name doesn't exist."""
     return [
         f"{name} in {path.relative_to(ROOT)}"
         for name, path in links

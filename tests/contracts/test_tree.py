@@ -1,4 +1,4 @@
-"""What the repository holds, and what stands nowhere in it."""
+"""The files of the repository, and texts that none of them may contain."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PLACES_OF_WORK = (r"(?<![\w.-])/" + r"work/", r"(?<![\w.-])/" + r"root/", r"/tmp
 
 @cache
 def tracked() -> tuple[str, ...]:
-    """The files that git knows, and that are there."""
+    """Return the files that git tracks and that exist."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return tuple(name for name in listing.split("\0") if name and (ROOT / name).is_file())
 
 
 def lines_with(patterns: tuple[str, ...]) -> list[str]:
-    """`file:line` of each line of a tracked text that one of the patterns is found in."""
+    """Return `file:line` of each line of a tracked text that matches one of the patterns."""
     wanted = re.compile("|".join(patterns), re.IGNORECASE)
     found = []
     for name in tracked():
@@ -37,27 +37,27 @@ def lines_with(patterns: tuple[str, ...]) -> list[str]:
     return found
 
 
-def test_the_top_level_holds_what_it_should_and_nothing_else() -> None:
+def test_top_level_has_only_the_listed_files_and_folders() -> None:
     top = {name.split("/", 1)[0] for name in tracked()}
     assert {name for name in top if not name.startswith(".")} <= FOLDERS | FILES
     assert {name for name in tracked() if name.startswith("instance/")} == {"instance/.gitkeep"}
 
 
-def test_no_file_names_an_address_that_packages_come_from() -> None:
+def test_no_file_names_a_package_index() -> None:
     assert not lines_with(tuple(re.escape(host) for host in LISTS_OF_PACKAGES))
 
 
-def test_no_file_names_a_folder_of_whoever_wrote_it() -> None:
+def test_no_file_names_a_folder_of_its_authors() -> None:
     assert not lines_with(PLACES_OF_WORK)
 
 
-def test_no_file_holds_a_private_key_or_a_token() -> None:
+def test_no_file_contains_a_private_key_or_a_token() -> None:
     begins = "-----BEGIN [A-Z ]*PRIVATE" + " KEY-----"
     assert not lines_with((begins, r"\bsk-[A-Za-z0-9]{20,}", r"\bgh[pousr]_[A-Za-z0-9]{30,}", r"\bAKIA[0-9A-Z]{16}\b"))
 
 
-def test_nothing_is_left_to_do_later() -> None:
-    """Marks of unfinished work belong into an issue, where somebody sees them."""
+def test_no_file_marks_unfinished_work() -> None:
+    """Unfinished work belongs into an issue, where somebody sees it."""
     marks = r"(?-i:\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b)"
     ours = ("aijobs/", "tests/", "templates/", "migrations/", "docs/", "app.py", "Makefile")
     assert not [line for line in lines_with((marks,)) if line.startswith(ours)]

@@ -1,4 +1,4 @@
-"""The walk-through's commands, pasted into one shell, step by step, over a real `aijobs up`."""
+"""The commands of the walk-through, typed into one shell, step by step, over a real `aijobs up`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASH = shutil.which("bash") or "bash"
 
 EXPECTED = {
     3: ("Made 15 jobs",),
-    # Queued as a rule; a worker that is quick has it before its creator's answer is made.
+    # Usually queued, but a quick worker may lock it before the answer to its creation.
     4: ('"jobType":"flashcard_generation"', "\n202\n", '"lifecycleStatus":"succeeded"', '"flashcards":[{'),
     5: ("\n200\n", "IDEMPOTENCY_KEY_REUSED", "\n409\n"),
     6: ('"phase":"cancel_requested"', '"phase":"cancelled"', "cancel_requested  user:demo"),
@@ -31,11 +31,11 @@ EXPECTED = {
     8: ("succeeded, 100 %", "lease_lost", "attempt 2  locked"),
     9: ("\n202\n", '"broker":"away"', '"lifecycleStatus":"succeeded"', "\n200\n", "All promises hold"),
 }
-"""What each step has to show, in this order. Steps 1, 2 and 10 are `make` targets."""
+"""Texts that each step must print, in this order. Steps 1, 2 and 10 are `make` targets."""
 
 
 def steps() -> dict[int, str]:
-    """The commands of each step."""
+    """Return the commands of each step."""
     parts = re.split(r"^## (\d+)\. .*$", documents.read(PAGE), flags=re.MULTILINE)[1:]
     numbered = zip(map(int, parts[::2]), parts[1::2], strict=True)
     return {n: "".join(b.text for b in documents.blocks(text) if b.language == "sh") for n, text in numbered}
@@ -46,7 +46,7 @@ def _run(command: list[str], text: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_there_are_ten_steps_and_each_is_a_shells() -> None:
+def test_walk_through_has_ten_steps_of_valid_shell() -> None:
     assert list(steps()) == list(range(1, 11))
     for number, commands in steps().items():
         assert commands, number
@@ -54,7 +54,7 @@ def test_there_are_ten_steps_and_each_is_a_shells() -> None:
     assert _run([BASH, "-n"], documents.read("docs/walk-through.sh")) == ""
 
 
-def test_each_step_uses_only_what_the_shell_has() -> None:
+def test_steps_use_exactly_the_functions_of_the_shell_file() -> None:
     helpers = set(re.findall(r"^(\w+)\(\)", documents.read("docs/walk-through.sh"), re.MULTILINE))
     used = {
         word
@@ -82,14 +82,14 @@ def test_holder_prints_the_process_of_the_worker(tmp_path: Path) -> None:
     assert _helper(tmp_path, "holder J", '{"lockedBy": "host~boot~ns~4711~1~x"}').stdout == "4711\n"
 
 
-def test_wait_for_ends_when_nobody_answers(tmp_path: Path) -> None:
+def test_wait_for_ends_without_an_answer(tmp_path: Path) -> None:
     done = _helper(tmp_path, "wait_for J", "a-token")
     assert done.returncode == 1
     assert "The job J isn't final yet" in done.stderr
 
 
 def _helper(folder: Path, command: str, answer: str) -> subprocess.CompletedProcess[str]:
-    """Run a function of the shell file, over an `aijobs` that prints `answer` and an address where nobody listens."""
+    """Run a function of the shell file, with an `aijobs` that prints `answer` and an address without a server."""
     stub = folder / "aijobs"
     stub.write_text(f"#!/bin/sh\necho {shlex.quote(answer)}\n")
     stub.chmod(0o755)
@@ -107,7 +107,7 @@ def _helper(folder: Path, command: str, answer: str) -> subprocess.CompletedProc
 
 @pytest.fixture
 def shell(processes: Processes, run: Run) -> Iterator[subprocess.Popen[str]]:
-    """A shell in the project's folder, beside an `aijobs up` that answers."""
+    """A shell in the project's folder, and a running `aijobs up`."""
     instance = run.new_folder("walk")
     environment = {"AIJOBS_INSTANCE_PATH": str(instance), "AIJOBS_PORT": str(free_port())}
     up = processes.spawn([BIN / "aijobs", "up"], env=environment, cwd=ROOT, name="up")
@@ -130,7 +130,7 @@ def shell(processes: Processes, run: Run) -> Iterator[subprocess.Popen[str]]:
 
 
 def say(shell: subprocess.Popen[str], commands: str) -> str:
-    """Type `commands` and give what came back."""
+    """Type `commands` and return their output."""
     assert shell.stdin is not None
     assert shell.stdout is not None
     end = "--- typed ---"
@@ -146,7 +146,7 @@ def say(shell: subprocess.Popen[str], commands: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_every_step_does_what_the_page_says(shell: subprocess.Popen[str]) -> None:
+def test_every_step_prints_what_the_page_says(shell: subprocess.Popen[str]) -> None:
     for number, shown in EXPECTED.items():
         output = say(shell, steps()[number])
         at = 0

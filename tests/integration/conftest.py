@@ -1,4 +1,4 @@
-"""Services over each database, with a clock that stands still, or the database's own."""
+"""Fixtures: services over each database, with a manual clock or the database's own."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tests.support.scratch import scratch_database
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit of work that is tried again waits for nothing that a test would have to see."""
+    """Shorten the pauses between repeats of a unit of work."""
     monkeypatch.setattr("aijobs.db.database.FIRST_PAUSE_S", 0.002)
 
 
 @pytest.fixture
 def kit(database_server: Databases) -> Iterator[Kit]:
-    """Services over each database in turn; the clock stands still until it is moved."""
+    """Services over each database in turn, with a clock that stands until a test advances it."""
     with open_kit(scratch_database(database_server), clock=ManualClock(BEGIN)) as kit:
         yield kit
 
 
 @pytest.fixture
 def live_kit(database_server: Databases) -> Iterator[Kit]:
-    """As `kit`, judged by the database's own clock."""
+    """Like `kit`, with the database's own clock."""
     with open_kit(scratch_database(database_server)) as kit:
         yield kit
 
 
 @pytest.fixture
 def sqlite_kit(sqlite: SqliteDatabases) -> Iterator[Kit]:
-    """As `kit`, for what has nothing to do with the kind of database."""
+    """Like `kit`, for tests that don't depend on the kind of database."""
     with open_kit(scratch_database(sqlite), clock=ManualClock(BEGIN)) as kit:
         yield kit

@@ -1,4 +1,4 @@
-"""The database's clock is set ten minutes on or back, in the middle of anything."""
+"""The database's clock jumps ten minutes forwards or backwards at any moment."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def dispatcher(kit: Kit, broker: Any = None, name: str = "d1") -> OutboxDispatch
 
 
 def unsent_job(kit: Kit) -> str:
-    """A job whose creator could not hand its message over."""
+    """Create a job whose message could not be handed over."""
     kit.broker.away = True
     job_id = kit.new_job().id
     kit.broker.away = False
     return job_id
 
 
-# --- what waits for the clock ----------------------------------------------------------------------------------------
+# --- waiting times ---------------------------------------------------------------------------------------------------
 
 Waiting = tuple[float, Callable[[], bool]]
-"""The seconds that something waits by an even clock, and a try at it: whether its time had come."""
+"""The wait in seconds without a step, and a function that tries the action and returns whether it was due."""
 
 
 def _new_job(kit: Kit) -> Waiting:
@@ -89,24 +89,22 @@ def _snapshot(kit: Kit) -> Waiting:
     [_new_job, _retry, _claim_of_a_dead_dispatcher, _lease_of_a_dead_worker, _snapshot],
     ids=lambda begin: begin.__name__.strip("_").replace("_", " "),
 )
-def test_a_step_delays_nothing_by_more_than_itself(
-    sqlite_kit: Kit, begin: Callable[[Kit], Waiting], step: float
-) -> None:
+def test_step_delays_nothing_by_more_than_itself(sqlite_kit: Kit, begin: Callable[[Kit], Waiting], step: float) -> None:
     seconds, try_it = begin(sqlite_kit)
     sqlite_kit.advance(step)
     left = seconds - step
     if left > 0:
         sqlite_kit.advance(left - MOMENT_S)
-        assert not try_it(), "and brings nothing forward by more"
+        assert not try_it(), "a step also brings nothing forward by more than itself"
         sqlite_kit.advance(MOMENT_S)
     assert try_it()
 
 
-# --- who lives goes on -----------------------------------------------------------------------------------------------
+# --- live workers and dispatchers ------------------------------------------------------------------------------------
 
 
 @STEPS
-def test_a_live_worker_keeps_its_job_and_its_next_beat_sets_the_lease_right(sqlite_kit: Kit, step: float) -> None:
+def test_live_worker_keeps_its_job_and_its_next_heartbeat_corrects_the_lease(sqlite_kit: Kit, step: float) -> None:
     kit, script = sqlite_kit, Held()
     with open_stage(kit) as stage:
         job_id = kit.new_job(job_type=stage.scripted(script)).id
@@ -117,12 +115,12 @@ def test_a_live_worker_keeps_its_job_and_its_next_beat_sets_the_lease_right(sqli
         poll(lambda: kit.job(job_id).lock_until == whole, what="the lease is a whole one again")
         assert reaper(kit).reap() == 0
         script.go.set()
-        assert delivery.wait() == "succeeded", "its deadline is no matter of that clock"
+        assert delivery.wait() == "succeeded", "the deadline doesn't depend on the database's clock"
     assert kit.types(job_id) == ["created", "locked", "succeeded"]
 
 
 @STEPS
-def test_a_lease_that_was_renewed_after_a_step_lasts_as_long_as_any(sqlite_kit: Kit, step: float) -> None:
+def test_lease_renewed_after_a_step_has_its_full_length(sqlite_kit: Kit, step: float) -> None:
     lease = sqlite_kit.running()
     sqlite_kit.advance(step)
     sqlite_kit.lifecycle.extend_lock(lease)
@@ -132,8 +130,8 @@ def test_a_lease_that_was_renewed_after_a_step_lasts_as_long_as_any(sqlite_kit: 
     assert reaper(sqlite_kit).reap() == 1
 
 
-def test_a_lease_that_a_step_on_took_from_a_live_worker_costs_a_run_and_doubles_no_result(sqlite_kit: Kit) -> None:
-    """The reaper looks before the worker's next beat."""
+def test_lease_that_a_step_took_from_a_live_worker_costs_a_run_but_doubles_no_result(sqlite_kit: Kit) -> None:
+    """The reaper runs before the worker's next heartbeat."""
     kit, script = sqlite_kit, Held()
     with open_stage(kit) as stage:
         stage.engine.close()
@@ -150,7 +148,7 @@ def test_a_lease_that_a_step_on_took_from_a_live_worker_costs_a_run_and_doubles_
 
 
 class Meanwhile:
-    """A broker that does something after it took what it is sent, before its dispatcher hears of it."""
+    """A broker that runs `action` between accepting messages and returning."""
 
     def __init__(self, broker: Any, action: Callable[[], None]) -> None:
         self._broker, self._action = broker, action
@@ -162,7 +160,7 @@ class Meanwhile:
 
 
 @STEPS
-def test_a_dispatcher_in_whose_send_the_clock_steps_publishes_once(sqlite_kit: Kit, step: float) -> None:
+def test_dispatcher_publishes_once_if_the_clock_steps_during_its_send(sqlite_kit: Kit, step: float) -> None:
     kit, other = sqlite_kit, dispatcher(sqlite_kit, name="d2")
     job_id = unsent_job(kit)
     kit.advance(1)
@@ -179,7 +177,7 @@ def test_a_dispatcher_in_whose_send_the_clock_steps_publishes_once(sqlite_kit: K
     assert (event.status, event.locked_by) == ("published", None)
     assert kit.broker.pending_count("ai-interactive") == 1
     if step > 0:
-        assert seen == [1, 1, event.published_at], "the lease looked old, and the late mark of its maker is none"
+        assert seen == [1, 1, event.published_at], "the claim looked expired, and its owner's late mark changes nothing"
     else:
         assert (seen, event.attempt_count) == ([0, 0, None], 1)
 
@@ -188,7 +186,7 @@ def test_a_dispatcher_in_whose_send_the_clock_steps_publishes_once(sqlite_kit: K
 
 
 class EverEarlier(datetime):
-    """In place of the `datetime` that `utc_now` asks: ten minutes further back at each look."""
+    """Replaces the `datetime` of `utc_now`: each call is ten minutes earlier than the previous one."""
 
     looks = 0
 
@@ -198,7 +196,9 @@ class EverEarlier(datetime):
         return datetime.now(tz) - cls.looks * timedelta(seconds=STEP_S)
 
 
-def test_no_duration_is_negative_though_every_clock_goes_back(sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durations_are_never_negative_if_every_clock_goes_back(
+    sqlite_kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit = sqlite_kit
     monkeypatch.setattr("aijobs.clock.datetime", EverEarlier)
 
@@ -216,10 +216,10 @@ def test_no_duration_is_negative_though_every_clock_goes_back(sqlite_kit: Kit, m
         logged = [line["durationMs"] for line in lines() if line.get("durationMs") is not None]
         latencies = [call["latency_ms"] for call in stage.usage(job_id)]
     history = kit.history(job_id)
-    assert history[-1].at < history[0].at, "the clock did go back"
-    told = [(row.type, row.duration_ms) for row in history if row.duration_ms is not None]
-    assert [kind for kind, _ in told] == ["retry_scheduled", "succeeded"]
-    assert min(ms for _, ms in told) >= 0
+    assert history[-1].at < history[0].at, "the clock went back"
+    recorded = [(row.type, row.duration_ms) for row in history if row.duration_ms is not None]
+    assert [kind for kind, _ in recorded] == ["retry_scheduled", "succeeded"]
+    assert min(ms for _, ms in recorded) >= 0
     assert len(latencies) == 2
     assert min(latencies) >= 0
     assert min(logged) >= 0
@@ -229,13 +229,13 @@ def test_no_duration_is_negative_though_every_clock_goes_back(sqlite_kit: Kit, m
 
 
 class Nobody:
-    """No worker beats."""
+    """A heartbeat reader that finds no worker."""
 
     def read(self) -> list[Any]:
         return []
 
 
-def test_nothing_that_waits_is_of_a_negative_age_after_a_step_back(sqlite_kit: Kit) -> None:
+def test_ages_are_never_negative_after_a_step_back(sqlite_kit: Kit) -> None:
     unsent_job(sqlite_kit)
     sqlite_kit.advance(-STEP_S)
     with sqlite_kit.database.read() as session:

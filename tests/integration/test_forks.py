@@ -1,4 +1,4 @@
-"""Servers fork after the import, and plug-ins fork inside a worker: no connection is shared, and nobody waits."""
+"""Servers fork after the import, and plug-ins inside a worker: no connection is shared, and no process hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The migrations on SQLite, PostgreSQL and MariaDB: what they build is what the models say."""
+"""The migrations on SQLite, PostgreSQL and MariaDB build the schema of the models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.rows import add, build_job
 
 MIGRATIONS = resource("migrations")
 
-# Every models module of the package, so that a table whose module the migrations forgot is missed here.
+# Import every models module, so that a table without a migration is found here.
 for _module in pkgutil.walk_packages(aijobs.__path__, "aijobs."):
     if _module.name.endswith(".models"):
         importlib.import_module(_module.name)
@@ -53,7 +53,7 @@ def _run(engine: Engine, step: Callable[..., Any], *arguments: str) -> None:
 
 
 def _describe(engine: Engine) -> dict[str, Any]:
-    """What the server itself says of each table, in an order that doesn't depend on how it was built."""
+    """Return the server's description of each table, in an order that doesn't depend on how it was created."""
     inspector = inspect(engine)
 
     def by_name(items: list[Any]) -> list[Any]:
@@ -73,20 +73,20 @@ def _describe(engine: Engine) -> dict[str, Any]:
     }
 
 
-def test_the_code_knows_every_migration_in_order() -> None:
+def test_revisions_list_every_migration_in_order() -> None:
     scripts = ScriptDirectory.from_config(Config(MIGRATIONS / "alembic.ini"))
     assert tuple(script.revision for script in reversed(list(scripts.walk_revisions()))) == REVISIONS
     assert scripts.get_current_head() == HEAD
 
 
-def test_the_migrated_schema_is_the_schema_of_the_models(engine: Engine) -> None:
+def test_migrated_schema_equals_the_models(engine: Engine) -> None:
     upgrade(engine)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_server_and_models_agree_on_every_column_index_and_constraint(
+def test_migrated_and_created_schemas_are_the_same_on_the_server(
     create_database: Callable[..., str],
 ) -> None:
     migrated, created = build_engine(create_database()), build_engine(create_database())
@@ -98,7 +98,7 @@ def test_server_and_models_agree_on_every_column_index_and_constraint(
     created.dispose()
 
 
-def test_down_and_up_again_leaves_nothing_behind_and_nothing_out(engine: Engine) -> None:
+def test_downgrade_and_upgrade_restore_the_same_schema(engine: Engine) -> None:
     upgrade(engine)
     first = _describe(engine)
     _run(engine, command.downgrade, "base")
@@ -117,14 +117,14 @@ def test_jobs_from_before_the_second_migration_have_no_uncharged_loss(engine: En
         assert session.execute(select(AiJob.id, AiJob.lost_count, AiJob.uncharged_losses)).one() == (job.id, 1, 0)
 
 
-def test_an_upgrade_done_twice_changes_nothing(engine: Engine) -> None:
+def test_second_upgrade_changes_nothing(engine: Engine) -> None:
     assert upgrade(engine) is None
     assert upgrade(engine) == HEAD
     assert read_revision(engine) == HEAD
 
 
 def test_upgrade_from_each_revision_keeps_the_operators(engine: Engine) -> None:
-    """What an older version wrote is there afterwards, also when the newest step is taken back and done again."""
+    """Rows of an older version are kept, also if the newest migration is undone and repeated."""
     _run(engine, command.upgrade, REVISIONS[0])
     row = {"id": "o1", "username": "ann", "password_hash": "x", "role": "VIEWER", "active": True, "session_version": 3}
     columns = ", ".join(row)
@@ -140,7 +140,7 @@ def test_upgrade_from_each_revision_keeps_the_operators(engine: Engine) -> None:
         assert [tuple(row) for row in found] == [("ann", 3)], revision
 
 
-def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, processes: Processes) -> None:
+def test_concurrent_upgrades_succeed(database_url: str, processes: Processes) -> None:
     code = (
         "import sys; from aijobs.db.engines import build_engine; from aijobs.db.schema import upgrade;"
         "upgrade(build_engine(sys.argv[1])); print('up')"
@@ -154,9 +154,7 @@ def test_two_processes_that_upgrade_at_once_both_succeed(database_url: str, proc
 
 
 @pytest.mark.long
-def test_flask_migrate_upgrades_with_the_same_folder_and_finds_nothing_left_to_do(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+def test_flask_migrate_uses_the_same_migrations_and_finds_no_difference(sqlite_url: str, tmp_path: Path) -> None:
     env = clean_environment(
         {
             "AIJOBS_DATABASE_URL": sqlite_url,
@@ -180,20 +178,20 @@ def test_flask_migrate_upgrades_with_the_same_folder_and_finds_nothing_left_to_d
     engine.dispose()
 
 
-# --- what a start refuses -----------------------------------------------------------------------------------
+# --- schemas that are refused -------------------------------------------------------------------------------
 
 
-def test_a_database_without_schema_is_refused_with_the_command_that_makes_one(engine: Engine) -> None:
+def test_database_without_a_schema_is_refused_with_the_command_to_create_it(engine: Engine) -> None:
     with pytest.raises(SettingsError, match="no schema yet: run `aijobs db upgrade`"):
         check_schema(engine)
 
 
-def test_a_schema_at_head_is_accepted(engine: Engine) -> None:
+def test_schema_at_head_is_accepted(engine: Engine) -> None:
     upgrade(engine)
     check_schema(engine)
 
 
-def test_an_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     upgrade(engine)
     monkeypatch.setattr("aijobs.db.schema.REVISIONS", (*REVISIONS, "9998"))
     monkeypatch.setattr("aijobs.db.schema.HEAD", "9998")
@@ -202,7 +200,7 @@ def test_an_older_schema_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPa
     assert "\n" not in str(refused.value)
 
 
-def test_a_newer_schema_is_refused_by_start_and_upgrade(engine: Engine) -> None:
+def test_newer_schema_is_refused_by_start_and_upgrade(engine: Engine) -> None:
     upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -211,7 +209,7 @@ def test_a_newer_schema_is_refused_by_start_and_upgrade(engine: Engine) -> None:
             refused(engine)
 
 
-def test_looking_at_a_missing_sqlite_file_does_not_make_it(tmp_path: Path) -> None:
+def test_check_of_a_missing_sqlite_file_does_not_create_it(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "aijobs.db"
     engine = build_engine(f"sqlite:///{path}")
     with pytest.raises(SettingsError, match="no schema yet"):
@@ -233,7 +231,7 @@ def test_every_mariadb_table_and_column_is_utf8mb4_and_compares_byte_by_byte(
         assert read_revision(engine) == HEAD
         return
     with engine.begin() as connection:
-        # A database that was made carelessly: the tables must not inherit its character set.
+        # The database has another default character set, which the tables must not inherit.
         connection.execute(text(f"ALTER DATABASE {engine.url.database} CHARACTER SET latin1 COLLATE latin1_swedish_ci"))
     upgrade(engine)
     with engine.connect() as connection:
@@ -271,7 +269,7 @@ def test_every_mariadb_table_and_column_is_utf8mb4_and_compares_byte_by_byte(
     "written",
     ["👩🏽‍🔬 \U0010ffff e\u0301 ≠ é \u202eright to left\u202c 抽认卡，全角 ＡＢ k ", "trailing\t"],
 )
-def test_text_of_any_script_comes_back_as_it_was(engine: Engine, written: str) -> None:
+def test_text_of_any_script_is_read_unchanged(engine: Engine, written: str) -> None:
     upgrade(engine)
     table = Base.metadata.tables["queue_pauses"]
     values = {
@@ -286,13 +284,13 @@ def test_text_of_any_script_comes_back_as_it_was(engine: Engine, written: str) -
     assert tuple(row) == (written, written)
 
 
-# --- migrations to come -------------------------------------------------------------------------------------
+# --- future migrations --------------------------------------------------------------------------------------
 
 
-def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
+def test_generated_migration_runs_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    # The models gain a table, with each of our types, that no migration makes yet.
+    # The models have one more table with each of our column types, for which no migration exists.
     code = (
         "import sys; from alembic import command; from alembic.config import Config\n"
         "from sqlalchemy import Column, Table\n"
@@ -323,8 +321,8 @@ def test_a_generated_migration_runs_as_it_stands(tmp_path: Path) -> None:
         assert f"from aijobs.db.database import {rendered.partition('(')[0]}\n" in generated
 
 
-def test_a_drifted_column_type_is_noticed(sqlite_url: str) -> None:
-    """The comparison above would be worth nothing if it saw no difference."""
+def test_changed_column_type_is_detected(sqlite_url: str) -> None:
+    """Otherwise the comparison with the models would prove nothing."""
     engine = build_engine(sqlite_url)
     drifted = MetaData()
     Table("t", drifted, Column("id", Key(36), primary_key=True), Column("at", UtcDateTime()))

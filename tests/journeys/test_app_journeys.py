@@ -1,5 +1,6 @@
-"""What a learner and an operator go through, over HTTP, with every process as deployed, on a broker user without rights
-beyond those that the documentation asks for."""
+"""Journeys of learners and operators over HTTP, with every process as deployed and a broker user that has only the
+documented permissions.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Answer:
 
 @dataclass
 class App:
-    """A running aijobs, seen from the learning app and from an operator."""
+    """A running aijobs, as the learning app and an operator use it."""
 
     url: str
     services: Services
@@ -95,7 +96,7 @@ class App:
         return str(answer.body["jobId"])
 
     def end_of(self, job_id: str, user: str = "ana") -> dict[str, Any]:
-        """The job's answer, once it is final."""
+        """Wait until the job is final and return it."""
 
         def final() -> dict[str, Any] | None:
             job: dict[str, Any] = self.ask("GET", f"/api/ai/jobs/{job_id}", user).body
@@ -105,7 +106,7 @@ class App:
 
     @contextmanager
     def paused(self, queue_name: str) -> Iterator[None]:
-        """Nobody works on this queue meanwhile."""
+        """Pause the queue during the block."""
         database, clock = self.services.database, self.services.clock
         with database.transaction() as session:
             session.add(QueuePause(queue_name=queue_name, reason="test", paused_by="test", paused_at=clock.now()))
@@ -140,7 +141,7 @@ def app(run: Run) -> Iterator[App]:
         broker.stop()
 
 
-def test_notes_become_cards_with_quotes_from_them(app: App) -> None:
+def test_notes_become_cards_with_quotes(app: App) -> None:
     created = app.ask("POST", "/api/learning/flashcards", body=NOTES, key="first")
     assert created.status == 202
     assert created.body["lifecycleStatus"] == "queued"
@@ -156,17 +157,17 @@ def test_notes_become_cards_with_quotes_from_them(app: App) -> None:
     ]
     texts = {segment["sid"]: segment["text"] for segment in NOTES["segments"]}
     assert found["flashcards"]
-    assert found["madeBy"] == "rules", "the learner can be told that no AI model wrote this"
+    assert found["madeBy"] == "rules", "the learning app can say that no AI model made the cards"
     assert all(e["quote"] in texts[e["sid"]] for card in found["flashcards"] for e in card["evidence"])
 
 
-def test_the_broker_user_needs_no_right_that_the_documented_line_lacks(app: App) -> None:
+def test_broker_user_needs_only_the_documented_permissions(app: App) -> None:
     app.end_of(app.order())
     with app.broker.client() as client:
         assert client.acl_log() == []
 
 
-def test_one_key_is_one_job_twice_and_twenty_times_at_once(app: App) -> None:
+def test_repeated_and_concurrent_requests_with_one_key_create_one_job(app: App) -> None:
     first = app.ask("POST", "/api/learning/flashcards", body=NOTES, key="again")
     second = app.ask("POST", "/api/learning/flashcards", body=NOTES, key="again")
     assert (first.status, second.status) == (202, 200)
@@ -183,7 +184,7 @@ def test_one_key_is_one_job_twice_and_twenty_times_at_once(app: App) -> None:
     assert (other.status, other.body["error"]["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
 
 
-def test_a_job_that_waits_is_cancelled_at_once(app: App) -> None:
+def test_waiting_job_is_cancelled_at_once(app: App) -> None:
     with app.paused("ai-background"):
         job_id = app.order()
         cancelled = app.ask("POST", f"/api/ai/jobs/{job_id}/cancel")
@@ -193,7 +194,7 @@ def test_a_job_that_waits_is_cancelled_at_once(app: App) -> None:
     assert [entry["type"] for entry in history] == ["created", "cancel_requested", "cancelled"]
 
 
-def test_a_job_that_runs_is_cancelled_by_its_worker(app: App) -> None:
+def test_running_job_is_cancelled_by_its_worker(app: App) -> None:
     slow = {"calls": [{"sleep_ms": 60_000}]}
     job = app.services.jobs.create_job(CreateJobInput("ana", "synthetic", "test", "slow", slow)).job
     poll(lambda: app.ask("GET", f"/api/ai/jobs/{job.id}").body["phase"] == "running", what="the job runs")
@@ -206,7 +207,7 @@ def test_a_job_that_runs_is_cancelled_by_its_worker(app: App) -> None:
     assert (last["type"], last["actor"]) == ("cancelled", "worker")
 
 
-def test_cancelling_what_has_ended_changes_nothing(app: App) -> None:
+def test_cancel_of_an_ended_job_changes_nothing(app: App) -> None:
     job_id = app.order()
     before = app.end_of(job_id)
     for _ in range(2):
@@ -216,7 +217,7 @@ def test_cancelling_what_has_ended_changes_nothing(app: App) -> None:
     assert (strict.status, strict.body["error"]["code"]) == (409, "JOB_NOT_CANCELLABLE")
 
 
-def test_a_failed_job_is_recovered_by_its_retry(app: App) -> None:
+def test_failed_job_is_recovered_by_its_retry(app: App) -> None:
     with app.paused("ai-background"):
         job_id = app.order()
         app.services.lifecycle.give_up(job_id, 1, JobErrorInfo.of("INTERNAL_NOT_DISPATCHED"))
@@ -238,7 +239,7 @@ def test_a_failed_job_is_recovered_by_its_retry(app: App) -> None:
 
 
 @pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("POST", "/cancel"), ("POST", "/cancel?strict=true")])
-def test_a_strangers_job_answers_like_no_job_byte_for_byte(app: App, method: str, suffix: str) -> None:
+def test_another_users_job_answers_like_an_unknown_job(app: App, method: str, suffix: str) -> None:
     job_id = app.order()
     strangers = app.ask(method, f"/api/ai/jobs/{job_id}{suffix}", user="bob")
     nobodys = app.ask(method, f"/api/ai/jobs/{new_id()}{suffix}", user="bob")

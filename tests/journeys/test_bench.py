@@ -1,4 +1,4 @@
-"""The measurements run as documented, and would say so if a job were lost or done twice, or a call too many made."""
+"""The benchmarks run as documented, and fail if a job was lost or done twice, or a call too many was made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes import Processes
 
 
 @pytest.mark.long
-def test_a_worker_killed_in_mid_run_loses_no_job_and_doubles_none(processes: Processes) -> None:
+def test_killed_worker_of_a_benchmark_loses_and_doubles_no_job(processes: Processes) -> None:
     options = ("--database", "sqlite", "--run", "kill", "--jobs", "20", "--json")
     program = processes.spawn([sys.executable, "-m", "bench.reliability", *options], cwd=ROOT)
     assert program.wait(100) == 0, program.output
@@ -26,7 +26,7 @@ def test_a_worker_killed_in_mid_run_loses_no_job_and_doubles_none(processes: Pro
 
 
 @pytest.mark.parametrize("fault", [{"lost": 1}, {"results_twice": 1}, {"broken": ["promise 5: 1 x has a lease"]}])
-def test_a_lost_or_doubled_job_is_said_and_no_success(fault: dict[str, object]) -> None:
+def test_lost_or_doubled_job_fails_the_benchmark(fault: dict[str, object]) -> None:
     outcome = Outcome("sqlite", "kill", 10, done=10)
     assert outcome.is_sound
     for name, value in fault.items():
@@ -36,7 +36,7 @@ def test_a_lost_or_doubled_job_is_said_and_no_success(fault: dict[str, object]) 
 
 
 @pytest.mark.long
-def test_a_server_that_loses_each_first_answer_is_asked_twice_a_job_and_no_more(processes: Processes) -> None:
+def test_server_that_loses_each_first_answer_is_called_twice_per_job(processes: Processes) -> None:
     options = ("--run", "lost answer", "--jobs", "8", "--json")
     program = processes.spawn([sys.executable, "-m", "bench.providers", *options], cwd=ROOT)
     assert program.wait(100) == 0, program.output
@@ -46,7 +46,7 @@ def test_a_server_that_loses_each_first_answer_is_asked_twice_a_job_and_no_more(
 
 
 @pytest.mark.parametrize("fault", [{"done": 9}, {"calls": 11}, {"calls": 9}, {"broken": ["promise 8: 1 x a call"]}])
-def test_a_lost_job_and_a_call_too_many_are_said_and_no_success(fault: dict[str, object]) -> None:
+def test_lost_job_or_surplus_call_fails_the_benchmark(fault: dict[str, object]) -> None:
     figures = providers.Figures("server", 1, 10, done=10, calls=10, wanted_calls=10)
     assert figures.is_sound
     assert "broken" not in providers.table([figures])

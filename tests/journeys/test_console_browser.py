@@ -1,4 +1,4 @@
-"""The console in a real browser: with JavaScript, without it, and how its poller knows when to stop."""
+"""The console in a real browser: with JavaScript, without it, and its polling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage(create_sqlite_database: Callable[..., str], redis_url: str, tmp_path: 
 
 @pytest.fixture
 def address(stage: Stage) -> Iterator[str]:
-    """The console, served on a port of its own."""
+    """The console, served on its own port."""
     server = make_server("127.0.0.1", 0, _in_one_piece(stage.app), threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -46,7 +46,7 @@ def address(stage: Stage) -> Iterator[str]:
 
 
 def _in_one_piece(app: WSGIApplication) -> WSGIApplication:
-    """Answers are read and closed before they are sent: this server leaves a file open whose reader has gone."""
+    """Read and close each answer before it is sent, because the server leaves a file open if its client has gone."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         with closing(ClosingIterator(app(environ, start_response))) as parts:
@@ -57,7 +57,7 @@ def _in_one_piece(app: WSGIApplication) -> WSGIApplication:
 
 @pytest.fixture
 def trouble(page: Page) -> Iterator[list[str]]:
-    """What the browser complains about: refused by the content policy, or thrown by a script. None at the end."""
+    """Collect script errors and violations of the content policy; assert at the end that there are none."""
     said: list[str] = []
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
@@ -73,7 +73,7 @@ def _sign_in(page: Page, address: str, path: str = "/console/jobs", username: st
     page.wait_for_url(f"**{path}*")
 
 
-def test_operator_signs_in_filters_opens_and_retries_in_a_dialog(
+def test_operator_signs_in_filters_opens_a_job_and_retries_it_in_a_dialog(
     stage: Stage, address: str, page: Page, trouble: list[str]
 ) -> None:
     failed = stage.failed(user="ana")
@@ -105,7 +105,7 @@ def test_operator_signs_in_filters_opens_and_retries_in_a_dialog(
     expect(page.get_by_text("A new job was made.")).to_be_visible()
 
 
-def test_everything_works_without_javascript(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
+def test_console_works_without_javascript(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
     page = new_page(java_script_enabled=False)
     failed, queued = stage.failed(user="ana"), stage.queued(user="bo")
     _sign_in(page, address)
@@ -135,9 +135,7 @@ def test_everything_works_without_javascript(stage: Stage, address: str, new_pag
     assert not page.locator(".needs-js:visible").count()
 
 
-def test_job_page_follows_the_job_and_stops_asking_when_it_has_ended(
-    stage: Stage, address: str, page: Page, trouble: list[str]
-) -> None:
+def test_job_page_polls_until_the_job_has_ended(stage: Stage, address: str, page: Page, trouble: list[str]) -> None:
     job_id = stage.queued()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/changes" in request.url else None)
@@ -155,7 +153,7 @@ def test_job_page_follows_the_job_and_stops_asking_when_it_has_ended(
 
 
 @pytest.mark.long
-def test_poller_is_still_while_a_dialog_is_open_or_it_is_paused(stage: Stage, address: str, page: Page) -> None:
+def test_polling_stops_while_a_dialog_is_open_or_it_is_paused(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/changes" in request.url else None)
@@ -178,7 +176,7 @@ def test_poller_is_still_while_a_dialog_is_open_or_it_is_paused(stage: Stage, ad
 
 
 @pytest.mark.long
-def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
+def test_list_updates_its_rows_and_offers_newer_ones_without_moving(
     stage: Stage, address: str, page: Page, trouble: list[str]
 ) -> None:
     job_id = stage.queued()
@@ -196,7 +194,7 @@ def test_list_follows_its_rows_and_offers_newer_ones_without_moving(
 
 
 @pytest.mark.long
-def test_poller_gives_up_on_a_job_that_was_deleted(stage: Stage, address: str, page: Page) -> None:
+def test_polling_stops_for_a_deleted_job(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     _sign_in(page, address, f"/console/jobs/{job_id}")
     gone = f"{address}/console/jobs/01900000-0000-7000-8000-000000000000/changes"
@@ -207,7 +205,7 @@ def test_poller_gives_up_on_a_job_that_was_deleted(stage: Stage, address: str, p
     assert page.locator("#poller").get_attribute("data-poll") is None
 
 
-def test_keys_move_and_open_and_are_letters_in_a_field(stage: Stage, address: str, page: Page) -> None:
+def test_keyboard_shortcuts_work_outside_of_text_fields(stage: Stage, address: str, page: Page) -> None:
     older, newer = stage.queued(), stage.queued()
     _sign_in(page, address)
     page.keyboard.press("/")
@@ -225,10 +223,10 @@ def test_keys_move_and_open_and_are_letters_in_a_field(stage: Stage, address: st
     page.wait_for_url("**/console/queues")
 
 
-def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, address: str, page: Page) -> None:
+def test_ended_session_leads_to_the_sign_in_and_back(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.queued()
     _sign_in(page, address, f"/console/jobs/{job_id}")
-    # On the server: a cookie that was cleared here, the answer to a request on its way would set again.
+    # End the session on the server: an answer on its way would set a deleted cookie again.
     with stage.services.database.transaction() as session:
         session.execute(update(OperatorSession).values(revoked_at=utc_now()))
     page.wait_for_url("**/console/login?next=**", timeout=15_000)
@@ -239,12 +237,10 @@ def test_session_that_ended_meanwhile_leads_to_the_login_and_back(stage: Stage, 
     page.wait_for_url(f"**/console/jobs/{job_id}")
 
 
-def test_page_left_open_polls_without_prolonging_the_session_and_ends_at_the_sign_in(
-    stage: Stage, address: str, page: Page
-) -> None:
+def test_open_page_polls_without_prolonging_the_session(stage: Stage, address: str, page: Page) -> None:
     job_id = stage.running()
     _sign_in(page, address, f"/console/jobs/{job_id}")
-    # Bits of a second less, as SQLite keeps milliseconds.
+    # Without microseconds, because SQLite stores milliseconds.
     long_ago = (utc_now() - timedelta(hours=11)).replace(microsecond=0)
     with stage.services.database.transaction() as session:
         session.execute(update(OperatorSession).values(seen_at=long_ago))
@@ -292,13 +288,13 @@ def test_no_page_is_wider_than_a_small_screen(
 
 
 @pytest.mark.parametrize("language", ["en-US", "zh-CN"])
-def test_no_figure_of_a_job_lies_under_another_or_beyond_a_small_screen(
+def test_figures_of_a_job_do_not_overlap_on_a_small_screen(
     stage: Stage, address: str, new_page: Callable[..., Page], language: str
 ) -> None:
     job_id = stage.create({"raise": "PROVIDER_CONNECTION_LOST"})
     stage.run(job_id)
-    told = {"call_no": 7, "state": "failed", "error_code": "PROVIDER_CONNECTION_LOST", "prompt_tokens": 1296}
-    add(stage.services.database, build_call(stage.job(job_id), **NOBODY_KNOWS, **told, completion_tokens=140))
+    values = {"call_no": 7, "state": "failed", "error_code": "PROVIDER_CONNECTION_LOST", "prompt_tokens": 1296}
+    add(stage.services.database, build_call(stage.job(job_id), **NOBODY_KNOWS, **values, completion_tokens=140))
     page = new_page(locale=language, viewport={"width": 380, "height": 800})
     page.goto(f"{address}/console/login?next=/console/jobs/{job_id}")
     page.locator("#username").fill("super_admin")
@@ -332,7 +328,7 @@ def test_facts_of_a_job_stay_within_their_card(
 
 
 @pytest.mark.long
-def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
+def test_server_and_script_format_ages_alike(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:
     ages = (
         timedelta(seconds=40),
         timedelta(minutes=3.5),
@@ -357,11 +353,11 @@ def test_ages_are_written_alike_by_server_and_script(stage: Stage, address: str,
 
 
 NOBODY_KNOWS = {"cost_micros": None, "currency": None, "estimated": True, "billed": "unknown", "started_at": utc_now()}
-"""What puts every mark there is on a provider call."""
+"""Values of a provider call that make the page show every mark."""
 
 
 def _grave_faults(page: Page) -> list[str]:
-    """What axe finds on the page that keeps somebody out: each with its rule and where it is."""
+    """Return axe's serious and critical violations, each with its rule and element."""
     found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{page.url} {fault['id']} ({fault['impact']}): {node['target']} {node.get('failureSummary', '')}"

@@ -1,4 +1,4 @@
-"""`aijobs demo` with real processes: cards in both languages, with the quotes they come from."""
+"""`aijobs demo` with real processes: cards in both languages, with quotes from their notes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.processes import Run, clean_environment
 AIJOBS = str(Path(sys.executable).with_name("aijobs"))
 
 
-def test_the_demo_prints_english_and_chinese_cards_and_ends_everything(run: Run) -> None:
+def test_demo_prints_english_and_chinese_cards_and_ends_all_processes(run: Run) -> None:
     instance = run.new_folder("demo")
     done = subprocess.run(
         [AIJOBS, "demo"],
@@ -35,7 +35,7 @@ def test_the_demo_prints_english_and_chinese_cards_and_ends_everything(run: Run)
     assert max(cells(line) for line in said.splitlines() if line.startswith("     ")) <= 80
     assert "make run" in said
     assert "/console/jobs/" in said
-    assert "\x1b" not in said  # no terminal, no colours
+    assert "\x1b" not in said  # No colours without a terminal.
     assert not (instance / "broker.json").exists()
     assert sorted(path.name for path in instance.glob("aijobs.db*")) == ["aijobs.db"]
     copied = run.new_folder("copied") / "copied.db"

@@ -1,4 +1,4 @@
-"""`aijobs dev-llm` as a process: what it prints works, and Ctrl-C leaves nothing of it."""
+"""`aijobs dev-llm` as a process: its printed lines work, and Ctrl-C ends it completely."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def post(url: str, model: str) -> dict[str, object]:
         return found
 
 
-def test_what_it_prints_works_and_ctrl_c_leaves_nothing(processes: Processes, run: Run) -> None:
+def test_dev_llm_prints_lines_that_work_and_ctrl_c_ends_it(processes: Processes, run: Run) -> None:
     instance = run.new_folder("dev llm")
     program = processes.spawn(
         [AIJOBS, "dev-llm", "--port", "0"], env={"AIJOBS_INSTANCE_PATH": str(instance)}, name="dev-llm"

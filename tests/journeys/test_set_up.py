@@ -1,4 +1,4 @@
-"""`make install` with real environments, in a project of two tiny packages and no network."""
+"""`make install` with real environments, for a project of two tiny packages and without network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WITHOUT_VENV = "sys.modules['ensurepip'] = None"
 
 
 class Project:
-    """A folder with the Makefile, its script, and packages that an index needn't be asked for."""
+    """A folder with the Makefile, its script, and packages that need no index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Project:
         (self.folder / "requirements.lock").write_text("".join(lines))
 
     def install(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`make install`, without a terminal, and with each line of progress."""
+        """Run `make install` without a terminal and without pauses between lines of progress."""
         found = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels), "SET_UP_EVERY_S": "0"}
         environment = clean_environment(found)
         for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKE_TERMOUT", "MAKE_TERMERR"):  # Of the make that runs us.
@@ -85,7 +85,7 @@ class Project:
         )
 
     def interpreter(self, name: str, change: str) -> Path:
-        """An interpreter that answers as ours would after `change`."""
+        """Write an interpreter that behaves like ours after `change`."""
         path = self.folder / name
         path.write_text(f"#!{sys.executable}\nimport sys\n{change}\nexec(sys.argv[2])\n")
         path.chmod(0o755)
@@ -98,7 +98,7 @@ def project(run: Run) -> Project:
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line before make's own."""
+    """Return the one line before make's own."""
     assert done.returncode == 2
     line, makes_own = done.stderr.splitlines()
     assert makes_own.startswith("make: ***")
@@ -113,7 +113,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
         (WITHOUT_VENV, "has no venv"),
     ],
 )
-def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(project: Project, change: str, said: str) -> None:
+def test_unusable_interpreter_is_refused_in_one_line(project: Project, change: str, said: str) -> None:
     python = project.interpreter("python", change)
     line = refusal(project.install(f"PYTHON={python}"))
     assert str(python) in line
@@ -121,12 +121,12 @@ def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(project: Projec
     assert not (project.folder / ".venv").exists()
 
 
-def test_an_interpreter_that_is_not_there_is_refused_in_one_line(project: Project) -> None:
+def test_missing_interpreter_is_refused_in_one_line(project: Project) -> None:
     assert "PYTHON=python3.99 doesn't start" in refusal(project.install("PYTHON=python3.99"))
 
 
 @pytest.mark.long
-def test_another_interpreter_makes_a_new_environment_and_the_same_one_keeps_it(project: Project) -> None:
+def test_other_interpreter_creates_a_new_environment_and_the_same_one_keeps_it(project: Project) -> None:
     venv = project.folder / ".venv"
     (venv / "bin").mkdir(parents=True)
     shutil.move(project.interpreter("python", OLD), venv / "bin" / "python")
@@ -155,7 +155,7 @@ def test_another_interpreter_makes_a_new_environment_and_the_same_one_keeps_it(p
 
 
 @pytest.mark.long
-def test_a_package_that_cannot_be_installed_is_named(project: Project) -> None:
+def test_package_that_cannot_be_installed_stops_the_setup(project: Project) -> None:
     for wheel in project.wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel, "a") as archive:
             archive.writestr("other.txt", "not what was pinned")

@@ -1,4 +1,4 @@
-"""`aijobs up` with real processes: what it prints works, and nothing is left of it."""
+"""`aijobs up` with real processes: its printed lines work, and it leaves no process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ STARTED = "Ctrl-C stops everything."
 
 @dataclass
 class Up:
-    """A running `aijobs up`, and the environment of its instance."""
+    """A running `aijobs up` and the environment of its instance."""
 
     program: Program
     instance: Path
     env: dict[str, str]
 
     def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Another command on the same instance."""
+        """Run another command on the same instance."""
         return subprocess.run(
             [AIJOBS, *arguments], env=clean_environment(self.env), capture_output=True, text=True, timeout=timeout
         )
@@ -52,7 +52,7 @@ def up(processes: Processes, run: Run) -> Up:
 
 
 def paste(line: str) -> subprocess.CompletedProcess[str]:
-    """What a shell makes of a line pasted into it."""
+    """Run a line as if it was pasted into a shell."""
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
 
 
@@ -60,7 +60,7 @@ def _all_gone(found: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(found, timeout=0)[1]
 
 
-def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, tmp_path: Path) -> None:
+def test_up_prints_lines_that_work_and_sigterm_leaves_no_process(up: Up, tmp_path: Path) -> None:
     said = up.program.output
     assert f"http://127.0.0.1:{up.env['AIJOBS_PORT']}/console/" in said
     assert re.search(r"Sign in +admin / \S{16}\n", said)
@@ -104,7 +104,7 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
     poll(lambda: "succeeded" in paste(line).stdout, timeout=30, what="a job by way of the new broker")
 
     children = up.descendants()
-    assert len(children) >= 5  # broker, web, three consumers
+    assert len(children) >= 5  # Broker, web server and three consumers.
     assert up.program.stop(signal.SIGTERM, timeout=40) == 0
     assert _all_gone(children)
     assert up.program.output.endswith("Stopped.\n")
@@ -114,7 +114,7 @@ def test_what_up_prints_works_when_pasted_and_sigterm_leaves_no_process(up: Up, 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone does this")
-def test_kill_9_of_up_leaves_no_process_and_does_not_stand_in_the_way_of_the_next(up: Up, processes: Processes) -> None:
+def test_killed_up_leaves_no_process_and_does_not_block_the_next(up: Up, processes: Processes) -> None:
     children = up.descendants()
     password = re.search(r"Sign in +(.*)\n", up.program.output)
     up.program.kill()
@@ -123,12 +123,12 @@ def test_kill_9_of_up_leaves_no_process_and_does_not_stand_in_the_way_of_the_nex
     again = processes.spawn([AIJOBS, "up"], env=up.env, name="up-again")
     said = again.wait_for_output(STARTED, timeout=60)
     assert password
-    assert password[0] in said  # the same first operator, with the same password
+    assert password[0] in said  # The same first operator with the same password.
     os.kill(again.pid, signal.SIGINT)
     assert again.wait(40) == 0
 
 
-def test_a_port_that_was_asked_for_and_is_taken_gives_one_line(run: Run) -> None:
+def test_taken_configured_port_is_refused_in_one_line(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"AIJOBS_INSTANCE_PATH": str(run.new_folder("up")), "AIJOBS_PORT": str(port)}

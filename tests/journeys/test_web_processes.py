@@ -1,4 +1,4 @@
-"""Web processes as their unit starts them: told to end while people ask for jobs, and many processes on one file."""
+"""Web processes as their unit starts them: a stop during requests, and many processes on one SQLite file."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ BODY = json.dumps(
     }
 )
 ENOUGH = 24
-"""Answers that all learners together have had when the process is told to end."""
+"""Answers of all learners together after which the process is stopped."""
 
 
 class Site:
-    """A database, a broker, and web processes that come one after the other."""
+    """A database, a broker, and a succession of web processes."""
 
     def __init__(self, processes: Processes, folder: Path, database_url: str, redis_url: str) -> None:
         self._processes, self._folder = processes, folder
@@ -68,7 +68,7 @@ class Site:
         self.token = issue_user_token(self.services.settings, "ana", hours=1)
 
     def start(self, *options: str) -> Program:
-        """A web process that answers: the unit's own command, but for where it listens, and with these options."""
+        """Start a web process with the unit's command, another address and these options; wait until it answers."""
         (line,) = [line for line in UNIT.read_text("utf-8").splitlines() if line.startswith("ExecStart=")]
         program, *arguments = line.removeprefix("ExecStart=").split()
         arguments[arguments.index("--bind") + 1] = f"127.0.0.1:{self.port}"
@@ -79,7 +79,7 @@ class Site:
         return web
 
     def start_consumer(self, queue: str, *options: str) -> Program:
-        """A consumer that is at work."""
+        """Start a consumer and wait until it works."""
         command = [str(Path(sys.executable).with_name("huey_consumer")), f"aijobs.workers.{queue}", *options]
         consumer = self._processes.spawn(command, env=self.env, cwd=self._folder, name=queue)
         consumer.wait_for_output("Huey consumer started", timeout=60)
@@ -96,25 +96,25 @@ class Site:
         return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30))
 
     def ask(self, connection: http.client.HTTPConnection, key: str) -> tuple[int, str]:
-        """Ask for a job under this key: the answer's status, and the job's id."""
+        """Request a job with this key; return the answer's status and the job's id."""
         connection.request("POST", PATH, BODY, self.headers(key))
         answer = connection.getresponse()
         return answer.status, str(json.loads(answer.read()).get("jobId"))
 
     def ask_anew(self, key: str) -> tuple[int, str]:
-        """`ask` on a connection of its own."""
+        """`ask` on a new connection."""
         with self.connect() as connection:
             return self.ask(connection, key)
 
     def look(self, connection: http.client.HTTPConnection) -> int:
-        """Ask for one's own jobs, as a page that is open does; the answer's status."""
+        """List the user's own jobs, as an open page does; return the answer's status."""
         connection.request("GET", "/api/ai/jobs", headers=self.headers("unused"))
         answer = connection.getresponse()
         answer.read()
         return answer.status
 
     def ask_and_leave(self, key: str) -> None:
-        """Ask for a job under this key, and be gone before the answer comes."""
+        """Request a job with this key, and disconnect before the answer."""
         head = "".join(f"{name}: {value}\r\n" for name, value in self.headers(key).items())
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             connection.sendall(
@@ -122,35 +122,35 @@ class Site:
             )
 
     def jobs(self) -> dict[str, str]:
-        """All jobs' ids by their keys."""
+        """Return the ids of all jobs by their keys."""
         with self.services.database.read() as session:
             found = session.execute(select(AiJob.idempotency_key, AiJob.id)).all()
         by_key = {key or "": job_id for key, job_id in found}
-        assert len(by_key) == len(found), "one key is one job"
+        assert len(by_key) == len(found), "each key has one job"
         return by_key
 
     def count_open(self) -> int:
-        """Jobs that have not ended."""
+        """Return the number of jobs that have not ended."""
         query = select(func.count()).select_from(AiJob).where(AiJob.lifecycle_status.not_in(FINAL))
         with self.services.database.read() as session:
             return session.execute(query).scalar_one()
 
     def enqueue_events(self) -> list[str]:
-        """Of which jobs there is an event that asks for a worker, once for each event."""
+        """Return the job id of each enqueue event."""
         with self.services.database.read() as session:
             query = select(OutboxEvent.aggregate_id).where(OutboxEvent.event_type == OutboxEventType.ENQUEUE)
             return list(session.execute(query).scalars())
 
 
 class Learner(threading.Thread):
-    """Asks for one job after the other on one connection, until nobody listens any more."""
+    """Requests one job after another on one connection, until nobody accepts connections."""
 
     def __init__(self, site: Site, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._site = site
         self.answered: dict[str, tuple[int, str]] = {}
         self.cut_off: list[str] = []
-        """Keys of requests that may have reached the process, and had no answer."""
+        """Keys of requests that may have reached the process but got no answer."""
 
     def run(self) -> None:
         with self._site.connect() as connection:
@@ -161,7 +161,7 @@ class Learner(threading.Thread):
                     return
                 except (OSError, http.client.HTTPException):
                     self.cut_off.append(key)
-                    connection.close()  # It connects anew with the next request.
+                    connection.close()  # The next request connects again.
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def site(processes: Processes, run: Run, create_database: Callable[..., str], re
 
 @pytest.mark.long
 @pytest.mark.parametrize("database_server", ["sqlite", "postgresql"], indirect=True)
-def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_no_job_asked_for_again(
+def test_stopped_web_process_keeps_its_answers_and_doubles_no_repeated_job(
     site: Site,
 ) -> None:
     web = site.start()
@@ -189,14 +189,14 @@ def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_
     assert web.wait(60) == 0
     for learner in learners:
         learner.join(60)
-        assert not learner.is_alive(), "a learner hangs"
+        assert not learner.is_alive(), "a learner still waits"
 
     answered = {key: answer for learner in learners for key, answer in learner.answered.items()}
     cut_off = left + [key for learner in learners for key in learner.cut_off]
     assert {status for status, _ in answered.values()} == {202}
     before = site.jobs()
     assert {key: job_id for key, (_, job_id) in answered.items()}.items() <= before.items()
-    assert sorted(site.enqueue_events()) == sorted(before.values()), "each job has its event, and each event its job"
+    assert sorted(site.enqueue_events()) == sorted(before.values()), "each job has exactly one enqueue event"
     assert before.keys() - answered.keys() <= set(cut_off)
 
     next_one = site.start()
@@ -213,7 +213,7 @@ def test_a_web_process_that_is_told_to_end_breaks_no_answer_it_gave_and_doubles_
 
 
 @ANY_DATABASE
-def test_the_last_process_that_is_stopped_leaves_one_complete_sqlite_file(site: Site, tmp_path: Path) -> None:
+def test_last_stopped_process_leaves_one_complete_sqlite_file(site: Site, tmp_path: Path) -> None:
     program = site.start_consumer("interactive")
     file = Path(str(site.services.database.engine.url.database))
     with site.services.database.transaction() as session:
@@ -229,8 +229,8 @@ def test_the_last_process_that_is_stopped_leaves_one_complete_sqlite_file(site: 
 
 @pytest.mark.long
 @ANY_DATABASE
-def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: Site) -> None:
-    """Two web processes, two workers, all passes, people who ask and pages that look: one file has one writer."""
+def test_many_processes_on_one_sqlite_file_report_no_lock_error(site: Site) -> None:
+    """SQLite allows one writer. Two web processes, two workers, all passes and seven clients share the file."""
     programs = [site.start(), site.start_consumer("maintenance", "-w", "1")]
     programs += [site.start_consumer("background", "-w", "2") for _ in range(2)]
     learners = [Learner(site, f"learner{number}") for number in range(4)]
@@ -266,7 +266,7 @@ def test_many_processes_on_one_sqlite_file_tell_nobody_that_it_is_locked(site: S
 
 
 class Owner(threading.Thread):
-    """A user who asks for a job again and again, and after each for the list of their own jobs."""
+    """A user who repeatedly requests a job and then lists their own jobs."""
 
     def __init__(self, site: Site, name: str, rounds: int) -> None:
         super().__init__(name=name, daemon=True)
@@ -278,7 +278,7 @@ class Owner(threading.Thread):
 
     def run(self) -> None:
         for number in range(self._rounds):
-            with self._site.connect() as connection:  # A connection each, so that all processes are asked.
+            with self._site.connect() as connection:  # A new connection each time, to reach all processes.
                 headers = self._site.headers(f"{self.name}-{number}", self._token)
                 self.made.append(self._ask(connection, "POST", PATH, BODY, headers)["jobId"])
                 found = self._ask(connection, "GET", "/api/ai/jobs?limit=100", None, headers)
@@ -301,7 +301,7 @@ def test_forked_web_processes_answer_each_user_with_their_own_jobs(site: Site) -
         owner.start()
     for owner in owners:
         owner.join(60)
-        assert not owner.is_alive(), "an owner waits for an answer"
+        assert not owner.is_alive(), "an owner still waits for an answer"
 
     for owner in owners:
         assert set(owner.statuses) == {200, 202}

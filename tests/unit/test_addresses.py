@@ -1,4 +1,4 @@
-"""Addresses as platforms give them: understood, or refused in one line that says what to write."""
+"""Addresses of databases and brokers in the forms of hosting platforms: accepted, or refused with advice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UNDERSTOOD = {
 
 
 @pytest.mark.parametrize("given", UNDERSTOOD)
-def test_an_address_of_a_platform_is_understood(tmp_path: Path, given: str) -> None:
+def test_database_address_of_a_hosting_platform_is_accepted(tmp_path: Path, given: str) -> None:
     settings = load(tmp_path, DATABASE_URL=given)
     assert settings.database_url == UNDERSTOOD[given]
     build_engine(settings.database_url).dispose()
@@ -78,7 +78,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("given", REFUSED)
-def test_an_address_that_can_not_be_understood_is_refused_with_what_to_write(tmp_path: Path, given: str) -> None:
+def test_invalid_database_address_is_refused_with_advice(tmp_path: Path, given: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load(tmp_path, ENV="development", DATABASE_URL=given)
     line = str(refused.value)
@@ -100,14 +100,14 @@ def test_an_address_that_can_not_be_understood_is_refused_with_what_to_write(tmp
         ("sqlite:////tmp/x.db?uri=true&mode=ro&foo=1", "foo"),
     ],
 )
-def test_an_option_that_the_driver_does_not_know_is_refused_by_name(given: str, named: str) -> None:
+def test_unknown_driver_option_is_named(given: str, named: str) -> None:
     with pytest.raises(SettingsError, match=rf"AIJOBS_DATABASE_URL: {named} is no option") as refused:
         build_engine(database_address(given))
     assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize("given", ["x", f"mysql+pymysql://{WITH}/db?connect_timeout={SECRET}", f"foo://{WITH}"])
-def test_what_the_driver_can_not_read_is_one_line_without_the_password(given: str) -> None:
+def test_unreadable_database_address_is_refused_without_its_password(given: str) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_DATABASE_URL can't be read") as refused:
         build_engine(given)
     assert SECRET not in str(refused.value)
@@ -117,7 +117,7 @@ _PART = st.text(st.characters(codec="ascii", exclude_characters="@", exclude_cat
 
 
 @given(_PART, st.sampled_from(["127.0.0.1", "db.example.org", "[::1]"]), _PART)
-def test_the_host_that_is_judged_is_the_one_that_is_asked(password: str, host: str, name: str) -> None:
+def test_checked_host_is_the_host_that_is_connected_to(password: str, host: str, name: str) -> None:
     try:
         address = database_address(f"postgres://u:{password}@{host}:5432/{name}")
     except SettingsError:
@@ -137,7 +137,7 @@ BROKERS = {
 
 
 @pytest.mark.parametrize("given", BROKERS)
-def test_a_brokers_address_is_understood(tmp_path: Path, given: str) -> None:
+def test_broker_address_is_accepted(tmp_path: Path, given: str) -> None:
     settings = load(tmp_path, REDIS_URL=given)
     assert settings.redis_url == BROKERS[given]
     connect(settings.redis_url).close()
@@ -153,7 +153,7 @@ def test_a_brokers_address_is_understood(tmp_path: Path, given: str) -> None:
         SECRET,
     ],
 )
-def test_a_brokers_address_that_is_none_is_refused_without_its_password(given: str) -> None:
+def test_invalid_broker_address_is_refused_without_its_password(given: str) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL") as refused:
         broker_address(given)
     assert SECRET not in str(refused.value)
@@ -172,7 +172,7 @@ def test_a_brokers_address_that_is_none_is_refused_without_its_password(given: s
         "redis://h?db=x",
     ],
 )
-def test_database_of_a_broker_that_is_no_number_is_refused(given: str) -> None:
+def test_broker_address_with_an_invalid_database_is_refused(given: str) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL: the database is a number from 0"):
         broker_address(given)
 
@@ -183,6 +183,6 @@ def test_cluster_and_sentinel_are_refused_as_such(given: str) -> None:
         broker_address(given)
 
 
-def test_option_of_sqlite_is_taken(tmp_path: Path) -> None:
+def test_sqlite_options_are_accepted(tmp_path: Path) -> None:
     build_engine(f"sqlite:///{tmp_path}/x.db?cached_statements=50").dispose()
     build_engine(f"sqlite:///file:{tmp_path}/x.db?uri=true&mode=rwc").dispose()

@@ -1,4 +1,4 @@
-"""One spelling for one value, whatever the order of its keys; and what has no spelling is named."""
+"""Canonical JSON: equal values have one spelling, and values without one are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, but true is not 1."""
+    """Return whether two JSON values are equal: 1 is 1.0, but true is not 1."""
     if isinstance(one, bool) or isinstance(other, bool) or one is None or other is None:
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -43,7 +43,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def shuffled(value: Any, draw: Any) -> Any:
-    """The same value with its keys in another order."""
+    """Return the same value with its keys in another order."""
     if isinstance(value, dict):
         keys = draw(st.permutations(list(value)))
         return {key: shuffled(value[key], draw) for key in keys}
@@ -51,18 +51,18 @@ def shuffled(value: Any, draw: Any) -> Any:
 
 
 @given(values, values)
-def test_two_values_have_one_hash_if_they_are_equal_and_only_then(one: Any, other: Any) -> None:
+def test_values_share_a_hash_only_if_they_are_equal(one: Any, other: Any) -> None:
     assert (canonical_hash(one) == canonical_hash(other)) == same(one, other)
 
 
 @given(values, st.data())
-def test_the_order_of_keys_changes_no_hash_at_any_depth(value: Any, data: st.DataObject) -> None:
+def test_order_of_keys_does_not_change_the_canonical_json(value: Any, data: st.DataObject) -> None:
     assert canonical_bytes(shuffled(value, data.draw)) == canonical_bytes(value)
 
 
 @given(values)
-def test_canonical_json_is_json_of_the_same_value_and_has_no_fault(value: Any) -> None:
-    # A large float is spelt without an exponent, so that a reader of JSON must take it for a float as it was.
+def test_canonical_json_parses_to_the_same_value(value: Any) -> None:
+    # Large floats have no exponent, so the reader must parse integers as floats.
     assert same(json.loads(canonical_bytes(value), parse_int=float), value)
     assert list(find_faults(value)) == []
 
@@ -80,11 +80,11 @@ def test_canonical_json_is_json_of_the_same_value_and_has_no_fault(value: Any) -
         (2**53 - 1, 2**53 - 2),
     ],
 )
-def test_values_that_differ_deep_down_have_other_hashes(one: Any, other: Any) -> None:
+def test_values_that_differ_at_any_depth_have_different_hashes(one: Any, other: Any) -> None:
     assert canonical_hash(one) != canonical_hash(other)
 
 
-def test_the_spelling_is_that_of_rfc_8785() -> None:
+def test_canonical_json_follows_rfc_8785() -> None:
     value = {"b": [1.0, -0.0, 1e21, 1e-7, 333333333.33333329], "a": '€$\x0f\nA\'B"\\\\"/', "\U0001f600": 1, "\ufb33": 2}
     assert canonical_bytes(value).decode() == (
         '{"a":"€$\\u000f\\nA\'B\\"\\\\\\\\\\"/","b":[1,0,1e+21,1e-7,333333333.3333333],"\U0001f600":1,"\ufb33":2}'
@@ -93,7 +93,7 @@ def test_the_spelling_is_that_of_rfc_8785() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2**53, -(2**53), "\ud800", {"\udfff": 1}])
-def test_what_has_no_spelling_is_refused_and_named(value: Any) -> None:
+def test_value_without_canonical_json_is_refused_and_named(value: Any) -> None:
     assert [path for path, _ in find_faults({"a": [value]})] == ["a[0]"]
     with pytest.raises(ValueError):
         canonical_bytes(value)
@@ -104,7 +104,7 @@ def test_every_fault_is_named_by_its_path() -> None:
     assert [path for path, _ in find_faults(value)] == ["a[1]", "b.c", "b.d[0].e", ""]
 
 
-def test_a_value_is_named_too_deep_where_the_depth_is_passed_and_never_recursed_into() -> None:
+def test_too_deep_value_is_named_without_recursion() -> None:
     value: Any = 1
     for level in range(100_000):
         value = [value] if level % 2 else {"a": value}
@@ -118,7 +118,7 @@ def test_a_value_is_named_too_deep_where_the_depth_is_passed_and_never_recursed_
 
 
 @given(st.text(max_size=300))
-def test_an_identifier_is_compared_alike_everywhere_or_refused(text: str) -> None:
+def test_identifier_that_databases_compare_differently_is_refused(text: str) -> None:
     fault = identifier_fault(text)
     fine = (
         1 <= len(text) <= 255
@@ -129,7 +129,7 @@ def test_an_identifier_is_compared_alike_everywhere_or_refused(text: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "\U0010ffff", "\u202e", "\t\r\n\x01", "\ufffe"])
-def test_a_text_may_hold_anything_but_nul_and_lone_surrogates(text: str) -> None:
+def test_text_may_contain_anything_but_nul_and_lone_surrogates(text: str) -> None:
     assert text_fault(text) is None
     assert text_fault(text + "\x00")
     assert text_fault(text + "\ud83d")

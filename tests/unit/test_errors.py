@@ -1,4 +1,4 @@
-"""The table of codes: statuses, retry rules, and what a person may read."""
+"""The table of error codes: HTTP statuses, retry rules and messages."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HTTP = {
 }
 
 
-def test_each_code_of_the_api_has_the_status_that_is_promised() -> None:
+def test_api_codes_have_their_documented_status() -> None:
     assert {code: describe(code).http for code in HTTP} == HTTP
     assert set(HTTP) <= set(CODES)
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_each_code_speaks_both_languages_and_gives_nothing_away(code: str) -> None:
+def test_code_has_messages_in_both_languages_without_internals(code: str) -> None:
     entry = CODES[code]
     assert re.fullmatch(r"[A-Z][A-Z_]{1,63}", code), "it fits its column"
     assert entry.en.isascii()
@@ -48,7 +48,7 @@ def test_each_code_speaks_both_languages_and_gives_nothing_away(code: str) -> No
 
 
 @pytest.mark.parametrize("language", ["zh", "zh-CN", "zh-TW", "zh_Hans"])
-def test_any_chinese_reads_chinese_and_everybody_else_english(language: str) -> None:
+def test_chinese_locales_get_chinese_and_all_others_english(language: str) -> None:
     entry = describe("TIMEOUT")
     assert entry.message(language) == entry.zh
     assert entry.message() == entry.message("de") == entry.message("") == entry.en
@@ -69,14 +69,14 @@ def test_any_chinese_reads_chinese_and_everybody_else_english(language: str) -> 
         ("INTERNAL_WORKER_LOST", Retried.NEVER),
     ],
 )
-def test_a_code_stands_over_its_prefix_and_a_prefix_over_nothing(code: str, retried: Retried) -> None:
+def test_code_takes_precedence_over_its_prefix(code: str, retried: Retried) -> None:
     entry = describe(code)
     assert (entry.code, entry.retried) == (code, retried)
     assert entry.en
     assert entry.zh
 
 
-def test_a_plug_in_may_add_a_code_and_change_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_may_add_a_code_but_not_change_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aijobs.errors.CODES", dict(CODES))
     mine = ErrorCode("PROVIDER_MINE", 500, Retried.NEVER, "Mine.", "我的。")
     register_code(mine)
@@ -86,7 +86,7 @@ def test_a_plug_in_may_add_a_code_and_change_none(monkeypatch: pytest.MonkeyPatc
         register_code(ErrorCode("PROVIDER_MINE", 500, Retried.ONCE, "Mine.", "我的。"))
 
 
-def test_an_error_carries_what_its_reader_needs() -> None:
+def test_errors_have_status_details_and_faults() -> None:
     assert ApiError("TOO_MANY_JOBS").http_status == 429
     assert ApiError("TOO_MANY_JOBS").details is None
     invalid = InputInvalid([("a.b", "is wrong")])
@@ -99,18 +99,18 @@ LONGEST = "PROVIDER_" + "X" * 55
 
 
 @pytest.mark.parametrize("code", [LONGEST + "X", "", "lower", "WITH SPACE", "É", "9TH", "_X", "A\n", "A" * 200])
-def test_a_code_that_no_column_holds_is_refused_when_it_is_registered(code: str) -> None:
+def test_code_that_does_not_fit_its_column_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="does not match"):
         register_code(ErrorCode(code, 500, Retried.NEVER, "Mine.", "我的。"))
 
 
 @pytest.mark.parametrize(("en", "zh"), [("x" * 501, "我"), ("x", "我" * 501), ("", "我"), ("x", "")])
-def test_a_message_that_no_column_holds_is_refused_when_it_is_registered(en: str, zh: str) -> None:
+def test_message_that_does_not_fit_its_column_is_refused(en: str, zh: str) -> None:
     with pytest.raises(ValueError, match="1–500"):
         register_code(ErrorCode("PROVIDER_MINE", 500, Retried.NEVER, en, zh))
 
 
-def test_a_provider_cannot_send_a_job_away_for_days() -> None:
+def test_retry_after_of_a_provider_is_limited_to_an_hour() -> None:
     assert JobError("X", retry_after=timedelta(days=300)).retry_after == timedelta(hours=1)
     assert JobError("X", retry_after=timedelta(seconds=7)).retry_after == timedelta(seconds=7)
     assert JobError("X").retry_after is None

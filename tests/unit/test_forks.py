@@ -1,4 +1,4 @@
-"""The child of a fork has locks that are free, and a loop of its own for calls of providers."""
+"""A forked child has free locks and its own event loop for provider calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aijobs.forks import new_lock, renew_in_child
 from tests.support.forking import forked
 
 
-def test_lock_that_a_thread_of_the_parent_holds_is_free_in_the_child() -> None:
+def test_lock_held_by_a_thread_of_the_parent_is_free_in_the_child() -> None:
     lock, held, over = new_lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -33,7 +33,7 @@ def test_lock_that_a_thread_of_the_parent_holds_is_free_in_the_child() -> None:
         holder.join()
 
 
-def test_child_renews_what_its_parent_had() -> None:
+def test_child_runs_its_reset_and_the_parent_does_not() -> None:
     class Owner:
         connections = 0
 
@@ -52,7 +52,7 @@ def test_child_renews_what_its_parent_had() -> None:
         assert owner.connections == 3
 
 
-def test_child_runs_calls_of_providers_on_a_loop_of_its_own() -> None:
+def test_child_runs_provider_calls_on_its_own_event_loop() -> None:
     loop = LoopThread()
 
     async def add(a: int, b: int) -> int:

@@ -1,4 +1,4 @@
-"""What may not be said is not heard; what is said sparingly is said once a minute, and how often it was held back."""
+"""Loggers that stay silent, and log lines limited to one a minute with a count of the suppressed ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aijobs.logs import Sparing
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is logged at DEBUG meanwhile."""
+    """Collect all log lines at DEBUG level."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("DEBUG", stream=stream)
@@ -25,7 +25,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 @pytest.mark.parametrize("name", ["openai", "httpx2", "httpcore2", "sqlalchemy.engine", "jieba"])
 @pytest.mark.parametrize("below", ["", ".connection"])
-def test_who_tells_requests_and_rows_is_not_heard_at_debug_whatever_level_it_was_given(
+def test_loggers_of_libraries_that_log_content_are_silent_below_warning(
     log: io.StringIO, name: str, below: str
 ) -> None:
     loggers = {each: each.level for each in (logging.getLogger(name), logging.getLogger(name + below))}
@@ -52,7 +52,7 @@ class Clock:
         return self.now
 
 
-def test_each_thing_is_said_once_a_minute_with_how_often_it_came_up_unsaid() -> None:
+def test_line_is_logged_once_a_minute_with_the_number_of_suppressed_ones() -> None:
     clock = Clock()
     sparing = Sparing(60, clock)
     assert [sparing.may_say("a") for _ in range(4)] == [0, None, None, None]
@@ -63,7 +63,7 @@ def test_each_thing_is_said_once_a_minute_with_how_often_it_came_up_unsaid() -> 
     assert [sparing.may_say("a"), sparing.may_say("a")] == [4, None]
 
 
-def test_odd_names_do_not_pile_up() -> None:
+def test_memory_of_suppressed_lines_is_limited() -> None:
     clock = Clock()
     sparing = Sparing(60, clock)
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""Files for their owner alone, whole or not at all."""
+"""Private files: readable only by their owner, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_is_written_is_for_its_owner_alone_whatever_stood_there(tmp_path: Path) -> None:
+def test_written_file_is_private_even_if_the_old_one_was_not(tmp_path: Path) -> None:
     path = tmp_path / "secret.json"
     path.write_text("old")
     path.chmod(0o644)
@@ -22,14 +22,14 @@ def test_what_is_written_is_for_its_owner_alone_whatever_stood_there(tmp_path: P
     assert (path.read_text(encoding="utf-8"), _mode(path), list(tmp_path.iterdir())) == ("new 新", 0o600, [path])
 
 
-def test_of_two_who_create_a_file_the_first_stands(tmp_path: Path) -> None:
+def test_second_create_of_a_file_keeps_the_first(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     assert create_private(path, "first") is True
     assert create_private(path, "second") is False
     assert (path.read_text(), _mode(path), list(tmp_path.iterdir())) == ("first", 0o600, [path])
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     write_private(path, "old")
     with pytest.raises(UnicodeEncodeError):

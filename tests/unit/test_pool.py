@@ -1,4 +1,4 @@
-"""A process's connections suffice for what it is told to do at once."""
+"""The connection pool of a process is large enough for its concurrent jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize(("workers", "kept"), [(1, 10), (5, 10), (50, 55)])
-def test_many_jobs_at_once_leave_connections_for_beats(settings: Settings, workers: int, kept: int) -> None:
+def test_pool_grows_with_the_number_of_workers(settings: Settings, workers: int, kept: int) -> None:
     database = build_services(settings, workers=workers).database
     try:
         assert database.engine.pool.size() == kept  # type: ignore[attr-defined]
@@ -26,14 +26,14 @@ def test_many_jobs_at_once_leave_connections_for_beats(settings: Settings, worke
         database.dispose()
 
 
-def test_a_consumer_tells_its_crew_how_many_jobs_it_will_run_at_once(settings: Settings) -> None:
-    told: list[int] = []
+def test_queue_knows_its_number_of_workers_when_the_crew_is_built(settings: Settings) -> None:
+    workers: list[int] = []
 
     def build(queue: AiJobsHuey) -> Crew:
-        told.append(queue.workers)
+        workers.append(queue.workers)
         return Crew(run_job=lambda message: None)
 
     queue = AiJobsHuey("ai-interactive", build, load_settings=lambda: settings)
     queue.add_job_task()
     queue.create_consumer(workers=50)
-    assert told == [50]
+    assert workers == [50]

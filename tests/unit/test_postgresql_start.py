@@ -1,4 +1,4 @@
-"""What a PostgreSQL connection brings along when it is opened: a pooler in between refuses what it doesn't know."""
+"""Start-up parameters of a PostgreSQL connection: a pooler refuses those that it doesn't know."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.exc import OperationalError
 from aijobs.db.engines import build_engine
 
 POOLERS_TAKE = {"user", "database", "client_encoding", "application_name", "datestyle", "timezone"}
-"""What PgBouncer takes without being told to ignore it."""
+"""Parameters that PgBouncer accepts by default."""
 _SSL_REQUEST, _GSS_REQUEST = 80877103, 80877104
 
 
 class StartUpReader:
-    """A server that reads one start-up message and hangs up."""
+    """A server that reads one start-up message and closes."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class StartUpReader:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_a_connection_starts_with_parameters_that_a_pooler_takes(patient: bool) -> None:
+def test_connection_starts_only_with_parameters_that_a_pooler_accepts(patient: bool) -> None:
     server = StartUpReader()
     engine = build_engine(f"postgresql+psycopg://u:p@127.0.0.1:{server.port}/db", patient=patient)
     with pytest.raises(OperationalError):

@@ -1,4 +1,4 @@
-"""What a definition must be, checked when it is registered, with a named error."""
+"""Rules for definitions, checked at registration with a named error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_metadata(**changes: Any) -> JobDefinition:
 
 
 ASKING = replace(DEFINITION, script=None, prompt=PromptRef("cards", "v1"), credential=Credential())
-"""A type that asks a provider."""
+"""A type that calls a provider."""
 
 GOOD = {
     "two letters": replace(DEFINITION, job_type="ab"),
@@ -125,15 +125,13 @@ BAD: dict[str, tuple[JobDefinition, type[DefinitionError]]] = {
 
 
 @pytest.mark.parametrize("which", GOOD)
-def test_a_definition_within_the_bounds_is_taken(registry: JobDefinitionRegistry, which: str) -> None:
+def test_definition_within_the_bounds_is_registered(registry: JobDefinitionRegistry, which: str) -> None:
     registry.register(GOOD[which])
     assert registry.get(GOOD[which].job_type) is GOOD[which]
 
 
 @pytest.mark.parametrize("which", BAD)
-def test_a_definition_beyond_the_bounds_is_refused_by_name_and_is_not_there(
-    registry: JobDefinitionRegistry, which: str
-) -> None:
+def test_definition_beyond_the_bounds_is_refused_by_name(registry: JobDefinitionRegistry, which: str) -> None:
     definition, error = BAD[which]
     with pytest.raises(error) as refused:
         registry.register(definition)
@@ -142,7 +140,7 @@ def test_a_definition_beyond_the_bounds_is_refused_by_name_and_is_not_there(
     assert registry.get_all() == []
 
 
-def test_two_modules_with_one_job_type_are_both_named(registry: JobDefinitionRegistry) -> None:
+def test_modules_with_the_same_job_type_are_both_named(registry: JobDefinitionRegistry) -> None:
     first = SimpleNamespace(__name__="first", DEFINITION=DEFINITION)
     second = SimpleNamespace(__name__="second", DEFINITION=DEFINITION)
     modules: Any = [first, second]
@@ -151,7 +149,7 @@ def test_two_modules_with_one_job_type_are_both_named(registry: JobDefinitionReg
     assert str(refused.value) == "second: job type 'synthetic' is registered already by first"
 
 
-def test_two_modules_with_one_projector_are_both_named(registry: JobDefinitionRegistry) -> None:
+def test_modules_with_the_same_projector_are_both_named(registry: JobDefinitionRegistry) -> None:
     other = replace(DEFINITION, job_type="other", projector="shared")
     projector = SimpleNamespace(key="shared", project=print)
     modules: Any = [
@@ -164,11 +162,11 @@ def test_two_modules_with_one_projector_are_both_named(registry: JobDefinitionRe
 
 
 FOREIGN: tuple[Any, ...] = (None, 5, 1.5, True, "text", b"bytes", ("text",), ["text"], {"a": 1}, object())
-"""One value of each type that an author might write by mistake."""
+"""One value of each type that an author might use by mistake."""
 
 
 def accepts(hint: Any, value: Any) -> bool:
-    """Whether a field annotated with `hint` may hold `value`, bounds aside."""
+    """Return whether a field annotated with `hint` may hold `value`, apart from its bounds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(accepts(each, value) for each in arguments)
@@ -186,7 +184,7 @@ def accepts(hint: Any, value: Any) -> bool:
 
 
 def field_paths(part: type, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(`execution.timeout_ms`, its annotation) for each field of a definition and of its parts."""
+    """Yield (`execution.timeout_ms`, its annotation) for each field of a definition and of its parts."""
     for name, hint in get_type_hints(part).items():
         inner = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each)]
         yield f"{path}{name}", hint
@@ -203,7 +201,7 @@ def with_value(part: Any, path: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_field_of_another_type_is_refused_in_one_line_with_type_and_field(
+def test_field_of_the_wrong_type_is_refused_in_one_line_with_job_type_and_field(
     registry: JobDefinitionRegistry, path: str
 ) -> None:
     whole = ASKING if path.startswith("prompt") else DEFINITION
@@ -226,7 +224,7 @@ BLANKS = ("", " ", "\t", "1 ", " 1", "1\n", "1\x00", "v" * 33)
 
 @pytest.mark.parametrize("path", ["input.schema_version", "output.schema_version", "prompt.version"])
 @pytest.mark.parametrize("version", BLANKS)
-def test_a_version_that_can_not_be_stored_and_compared_is_refused(path: str, version: str) -> None:
+def test_version_that_cannot_be_stored_or_compared_is_refused(path: str, version: str) -> None:
     registry = JobDefinitionRegistry(lambda name, version: True)
     registry.register_projector(PROJECTOR)
     with pytest.raises(DefinitionError, match=rf"'synthetic': {path} is"):
@@ -234,7 +232,7 @@ def test_a_version_that_can_not_be_stored_and_compared_is_refused(path: str, ver
 
 
 @pytest.mark.parametrize("production", [None, 0, "no"])
-def test_a_wrong_type_in_production_is_refused_and_not_left_out(production: Any) -> None:
+def test_invalid_production_flag_is_refused_in_production(production: Any) -> None:
     module: Any = SimpleNamespace(
         __name__="module", DEFINITION=replace(DEFINITION, projector=None, production=production)
     )
@@ -242,7 +240,7 @@ def test_a_wrong_type_in_production_is_refused_and_not_left_out(production: Any)
         JobDefinitionRegistry().load([module], production=True)
 
 
-def test_a_value_that_can_not_be_shown_in_a_line_is_shown_in_one(registry: JobDefinitionRegistry) -> None:
+def test_refusal_of_any_value_is_one_line(registry: JobDefinitionRegistry) -> None:
     class Broken:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -268,13 +266,13 @@ def test_a_value_that_can_not_be_shown_in_a_line_is_shown_in_one(registry: JobDe
         type(PROJECTOR),
     ],
 )
-def test_a_projector_that_is_none_is_refused_with_the_type_that_brings_it(projector: Any) -> None:
+def test_invalid_projector_is_refused_with_its_job_type(projector: Any) -> None:
     module: Any = SimpleNamespace(__name__="module", DEFINITION=DEFINITION, PROJECTOR=projector)
     with pytest.raises(errors.InvalidProjector, match=r"job type 'synthetic': PROJECTOR is .+: "):
         JobDefinitionRegistry().load([module], production=False)
 
 
-def test_a_type_is_registered_once_and_a_projector_too(registry: JobDefinitionRegistry) -> None:
+def test_second_registration_of_a_type_or_projector_is_refused(registry: JobDefinitionRegistry) -> None:
     registry.register(DEFINITION)
     with pytest.raises(errors.DuplicateJobDefinition, match="synthetic"):
         registry.register(replace(DEFINITION, metadata=replace(DEFINITION.metadata, version="2")))
@@ -283,7 +281,7 @@ def test_a_type_is_registered_once_and_a_projector_too(registry: JobDefinitionRe
         registry.register_projector(PROJECTOR)
 
 
-def test_an_unknown_type_or_projector_is_named(registry: JobDefinitionRegistry) -> None:
+def test_unknown_type_or_projector_is_named(registry: JobDefinitionRegistry) -> None:
     with pytest.raises(errors.UnknownJobType, match="nope"):
         registry.get("nope")
     with pytest.raises(errors.UnknownProjector, match="nope"):
@@ -291,13 +289,13 @@ def test_an_unknown_type_or_projector_is_named(registry: JobDefinitionRegistry) 
     assert registry.find("nope") is None
 
 
-def test_all_definitions_are_listed_by_name(registry: JobDefinitionRegistry) -> None:
+def test_definitions_are_listed_by_name(registry: JobDefinitionRegistry) -> None:
     for name in ("zz", "aa", "mm"):
         registry.register(replace(DEFINITION, job_type=name))
     assert [definition.job_type for definition in registry.get_all()] == ["aa", "mm", "zz"]
 
 
-def test_definitions_are_frozen_to_the_bottom() -> None:
+def test_definitions_are_frozen_with_all_their_parts() -> None:
     for part in (
         DEFINITION,
         DEFINITION.metadata,
@@ -315,7 +313,7 @@ def test_definitions_are_frozen_to_the_bottom() -> None:
     assert isinstance(DEFINITION.execution, Execution)
 
 
-def test_what_is_not_meant_for_production_stays_out_of_it() -> None:
+def test_development_types_are_not_loaded_in_production() -> None:
     registry = JobDefinitionRegistry()
     real = SimpleNamespace(
         __name__="real", DEFINITION=replace(DEFINITION, job_type="real", projector=None, production=True)
@@ -327,14 +325,14 @@ def test_what_is_not_meant_for_production_stays_out_of_it() -> None:
         registry.projector("synthetic")
 
 
-def test_an_operators_timeout_stands_in_place_of_the_definitions() -> None:
+def test_configured_timeout_overrides_the_definition() -> None:
     registry, modules = JobDefinitionRegistry(), [synthetic]
     registry.load(modules, production=False, timeouts={"synthetic": 1.5})  # type: ignore[arg-type]
     assert registry.get("synthetic").execution == replace(DEFINITION.execution, timeout_ms=1500)
     assert DEFINITION.execution.timeout_ms == 600_000
 
 
-def test_an_operators_timeout_for_no_job_type_is_named() -> None:
+def test_configured_timeout_for_an_unknown_job_type_is_named() -> None:
     with pytest.raises(errors.UnknownJobType, match="poem"):
         JobDefinitionRegistry().load([], production=False, timeouts={"poem": 3})
 
@@ -358,7 +356,7 @@ PLUG_INS = {
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`plug_in(name)`: install a package that offers this module as a job type."""
+    """`plug_in(name)` installs a package that offers this module as a job type."""
 
     def install(name: str) -> None:
         module = f"aijobs_test_plug_in_{name}"
@@ -381,16 +379,14 @@ def test_installed_packages_add_job_types(registry: JobDefinitionRegistry, plug_
 
 
 @pytest.mark.parametrize("name", [*sorted(set(PLUG_INS) - {"good_one", "wrong_field"}), "nowhere_to_be_found"])
-def test_a_plug_in_that_can_not_be_loaded_stops_the_start_with_its_name(
-    plug_in: Callable[[str], None], name: str
-) -> None:
+def test_plug_in_that_cannot_be_loaded_stops_the_start_and_is_named(plug_in: Callable[[str], None], name: str) -> None:
     plug_in(name)
     with pytest.raises(DefinitionError, match=name) as refused:
         discovery.find_job_types(job_types)
     assert "\n" not in str(refused.value)
 
 
-def test_a_wrong_type_in_a_plug_in_is_refused_with_its_name_and_field(
+def test_invalid_definition_of_a_plug_in_is_refused_with_job_type_and_field(
     registry: JobDefinitionRegistry, plug_in: Callable[[str], None]
 ) -> None:
     plug_in("wrong_field")
@@ -399,11 +395,11 @@ def test_a_wrong_type_in_a_plug_in_is_refused_with_its_name_and_field(
         registry.load(modules[-1:], production=False)
 
 
-def test_a_hyphen_in_a_name_is_an_underscore() -> None:
+def test_hyphen_in_a_job_type_name_becomes_an_underscore() -> None:
     assert job_type_name("active-recall") == "active_recall"
 
 
-def test_what_a_definition_can_not_have_is_named(registry: JobDefinitionRegistry) -> None:
+def test_unknown_route_of_a_definition_is_named(registry: JobDefinitionRegistry) -> None:
     with pytest.raises(errors.UnknownRoute, match="user_deepseek_key"):
         registry.register(replace(ASKING, credential=Credential(("user_deepseek_key",), "user_deepseek_key")))
     with pytest.raises(errors.UnknownRoute, match="elsewhere"):

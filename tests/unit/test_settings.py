@@ -1,4 +1,4 @@
-"""What the environment may say, and in which line the start is refused."""
+"""Settings from the environment, and the lines with which a start is refused."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SECRETS = {
 
 
 def load(folder: Path, **given: str) -> Settings:
-    """The settings of an environment that holds these, without the prefix, and an instance folder."""
+    """Return the settings of an environment with these variables (without the prefix) and an instance folder."""
     return Settings.load(
         {"AIJOBS_INSTANCE_PATH": str(folder), **{f"AIJOBS_{name}": value for name, value in given.items()}}
     )
 
 
 def refused(folder: Path, **given: str) -> str:
-    """The line that an environment is refused with."""
+    """Return the line with which this environment is refused."""
     with pytest.raises(SettingsError) as error:
         load(folder, **given)
     assert "\n" not in str(error.value)
@@ -39,7 +39,7 @@ def refused(folder: Path, **given: str) -> str:
 # --- defaults ------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: Path) -> None:
+def test_empty_environment_uses_the_instance_folder(tmp_path: Path) -> None:
     settings = load(tmp_path / "instance")
     assert settings.database_url == f"sqlite:///{tmp_path}/instance/aijobs.db"
     assert (settings.production, settings.bind, settings.redis_url) == (False, "127.0.0.1", "")
@@ -47,7 +47,7 @@ def test_an_empty_environment_works_and_lives_in_the_instance_folder(tmp_path: P
     assert set(settings.development_keys) == {"secret_key", "message_keys", "jwt_secret", "credential_keys"}
 
 
-def test_the_instance_folder_does_not_hang_on_the_working_directory(
+def test_instance_folder_does_not_depend_on_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Settings().instance_path
@@ -56,13 +56,13 @@ def test_the_instance_folder_does_not_hang_on_the_working_directory(
     assert before.is_absolute()
 
 
-def test_an_empty_value_is_no_value(tmp_path: Path) -> None:
+def test_empty_value_means_the_default(tmp_path: Path) -> None:
     settings = load(tmp_path, LEASE_S="", ENV="", BIND="", DATABASE_URL="")
     assert (settings.lease_s, settings.env_was_set, settings.bind) == (60, False, "127.0.0.1")
     assert settings.database_url.startswith("sqlite:///")
 
 
-def test_secrets_are_in_no_representation(tmp_path: Path) -> None:
+def test_repr_of_the_settings_shows_no_secret(tmp_path: Path) -> None:
     settings = load(
         tmp_path, ENV="development", DATABASE_URL="postgresql://u:hunter2@db/x", REDIS_URL="redis://:hunter2@r/0"
     )
@@ -77,7 +77,7 @@ def test_secrets_are_in_no_representation(tmp_path: Path) -> None:
     ("mistyped", "meant"),
     [("LEASE", "AIJOBS_LEASE_S"), ("REDIS_URI", "AIJOBS_REDIS_URL"), ("JOB_DAY", "AIJOBS_JOB_DAYS")],
 )
-def test_a_mistyped_setting_is_refused_by_name_and_not_ignored(tmp_path: Path, mistyped: str, meant: str) -> None:
+def test_mistyped_setting_is_refused_with_the_right_name(tmp_path: Path, mistyped: str, meant: str) -> None:
     line = refused(tmp_path, **{mistyped: "120"})
     assert f"AIJOBS_{mistyped} " in line
     assert meant in line
@@ -93,16 +93,16 @@ def test_job_timeouts_are_read_by_type(tmp_path: Path) -> None:
     "text",
     ["300", "a=", "=3", "a=x", "a=0", "a=0.5", "a=601", "a=1e2", "a=nan", "a=١", "a=-5", "a=3;b=4"],
 )
-def test_a_job_timeout_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_job_timeout_is_refused(tmp_path: Path, text: str) -> None:
     assert "AIJOBS_JOB_TIMEOUTS has" in refused(tmp_path, JOB_TIMEOUTS=text)
 
 
-def test_a_job_timeout_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_repeated_job_timeout_is_refused(tmp_path: Path) -> None:
     assert "names a twice" in refused(tmp_path, JOB_TIMEOUTS="a=3,a=4")
 
 
 @pytest.mark.parametrize("name", ["WHATEVER", "RUN_BY_FLASK", "ENV_WAS_SET", "DEVELOPMENT_KEYS", "lease_s"])
-def test_a_setting_that_nobody_knows_is_refused_by_name_without_its_value(tmp_path: Path, name: str) -> None:
+def test_unknown_setting_is_refused_by_name_without_its_value(tmp_path: Path, name: str) -> None:
     line = refused(tmp_path, **{name: "hunter2"})
     assert f"AIJOBS_{name} " in line
     assert "hunter2" not in line
@@ -110,7 +110,7 @@ def test_a_setting_that_nobody_knows_is_refused_by_name_without_its_value(tmp_pa
 
 @pytest.mark.parametrize("text", ["1_0", "١٢", "nan", "inf", "1e3", "-1", "+1", "0x10", "1,5", "1.2.3", "."])
 @pytest.mark.parametrize(("name", "kind"), [("LEASE_S", "a number"), ("PORT", "a whole number")])
-def test_number_in_any_other_form_than_plain_digits_is_refused(tmp_path: Path, name: str, kind: str, text: str) -> None:
+def test_number_that_is_not_plain_digits_is_refused(tmp_path: Path, name: str, kind: str, text: str) -> None:
     assert refused(tmp_path, **{name: text}) == f"AIJOBS_{name} is {text!r}; it is {kind}, 0 or more"
 
 
@@ -119,7 +119,7 @@ def test_fraction_of_a_whole_number_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1000000000", "9" * 5000])
-def test_number_that_is_too_large_is_refused_in_a_short_line(tmp_path: Path, text: str) -> None:
+def test_too_large_number_is_refused_in_a_short_line(tmp_path: Path, text: str) -> None:
     line = refused(tmp_path, DISPATCH_BATCH=text)
     assert line.endswith("it is below 1000000000")
     assert len(line) < 100
@@ -129,7 +129,7 @@ def test_number_that_is_too_large_is_refused_in_a_short_line(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize(("beat", "lease", "grace"), [("15", "60", "30"), ("30", "60", "0"), ("0.1", "0.2", "0.1")])
-def test_a_lease_that_outlives_two_beats_is_taken(tmp_path: Path, beat: str, lease: str, grace: str) -> None:
+def test_lease_longer_than_two_heartbeats_is_accepted(tmp_path: Path, beat: str, lease: str, grace: str) -> None:
     settings = load(tmp_path, HEARTBEAT_S=beat, LEASE_S=lease, LEASE_GRACE_S=grace)
     assert settings.seconds("heartbeat").total_seconds() == float(beat)
 
@@ -153,7 +153,7 @@ def test_a_lease_that_outlives_two_beats_is_taken(tmp_path: Path, beat: str, lea
         ("15", "60", "none", "AIJOBS_LEASE_GRACE_S"),
     ],
 )
-def test_a_lease_that_a_late_beat_would_lose_is_refused(
+def test_lease_that_a_late_heartbeat_would_lose_is_refused(
     tmp_path: Path, beat: str, lease: str, grace: str, named: str
 ) -> None:
     assert named in refused(tmp_path, HEARTBEAT_S=beat, LEASE_S=lease, LEASE_GRACE_S=grace)
@@ -171,7 +171,7 @@ def test_a_lease_that_a_late_beat_would_lose_is_refused(
         ("SESSION_MAX_DAYS", "nan"),
     ],
 )
-def test_session_that_would_end_at_once_or_never_is_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_session_length_out_of_range_is_refused(tmp_path: Path, name: str, text: str) -> None:
     assert f"AIJOBS_{name}" in refused(tmp_path, **{name: text})
 
 
@@ -195,26 +195,24 @@ PERIODS = (
 
 
 @pytest.mark.parametrize("name", PERIODS)
-def test_a_pass_that_would_run_without_a_pause_or_move_nothing_is_refused(tmp_path: Path, name: str) -> None:
+def test_period_of_a_pass_must_be_positive(tmp_path: Path, name: str) -> None:
     assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "0"})
     assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "-1"})
     assert f"AIJOBS_{name}" in refused(tmp_path, **{name: "soon"})
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http", "80.5"])
-def test_a_port_that_is_none_is_refused(tmp_path: Path, port: str) -> None:
+def test_invalid_port_is_refused(tmp_path: Path, port: str) -> None:
     assert "AIJOBS_PORT" in refused(tmp_path, PORT=port)
 
 
-def test_a_log_level_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_log_level_is_refused(tmp_path: Path) -> None:
     assert "AIJOBS_LOG_LEVEL" in refused(tmp_path, LOG_LEVEL="LOUD")
     assert load(tmp_path, LOG_LEVEL="debug").log_level.upper() == "DEBUG"
 
 
 @pytest.mark.parametrize(("quota", "days"), [("DAY_JOBS", 1), ("MONTH_TOKENS", 31), ("MONTH_COST_MICROS", 31)])
-def test_a_quota_over_jobs_that_are_deleted_too_early_to_be_counted_is_refused(
-    tmp_path: Path, quota: str, days: int
-) -> None:
+def test_quota_longer_than_the_retention_of_jobs_is_refused(tmp_path: Path, quota: str, days: int) -> None:
     assert "AIJOBS_JOB_DAYS" in refused(tmp_path, JOB_DAYS=str(days - 1), **{f"QUOTA_{quota}": "5"})
     assert load(tmp_path, JOB_DAYS=str(days), **{f"QUOTA_{quota}": "5"}).job_days == days
     assert load(tmp_path, JOB_DAYS=str(days - 1)).job_days == days - 1
@@ -224,21 +222,21 @@ def test_a_quota_over_jobs_that_are_deleted_too_early_to_be_counted_is_refused(
 
 
 @pytest.mark.parametrize("missing", sorted(SECRETS))
-def test_production_refuses_development_keys_and_says_which(tmp_path: Path, missing: str) -> None:
-    load(tmp_path)  # Development keys lie about.
+def test_production_refuses_development_keys_and_names_them(tmp_path: Path, missing: str) -> None:
+    load(tmp_path)  # Create development keys, which must not be used.
     given = {name.removeprefix("AIJOBS_"): value for name, value in SECRETS.items() if name != missing}
     line = refused(tmp_path, ENV="production", REDIS_URL="redis://r/0", **given)
     assert missing in line
     assert not [name for name in SECRETS if name != missing and name in line]
 
 
-def test_production_without_any_key_names_them_all_and_makes_none(tmp_path: Path) -> None:
+def test_production_without_keys_names_all_and_creates_none(tmp_path: Path) -> None:
     line = refused(tmp_path / "instance", ENV="production", REDIS_URL="redis://r/0")
     assert all(name in line for name in SECRETS)
     assert not (tmp_path / "instance").exists()
 
 
-def test_production_refuses_to_be_without_a_broker(tmp_path: Path) -> None:
+def test_production_requires_a_broker(tmp_path: Path) -> None:
     given = {name.removeprefix("AIJOBS_"): value for name, value in SECRETS.items()}
     assert "AIJOBS_REDIS_URL" in refused(tmp_path, ENV="production", **given)
     settings = load(tmp_path / "instance", ENV="production", REDIS_URL="redis://r/0", BIND="0.0.0.0", **given)
@@ -248,7 +246,7 @@ def test_production_refuses_to_be_without_a_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", ["prod", "Production", "staging", "test"])
-def test_an_environment_that_nobody_knows_is_refused(tmp_path: Path, env: str) -> None:
+def test_unknown_environment_is_refused(tmp_path: Path, env: str) -> None:
     assert "AIJOBS_ENV" in refused(tmp_path, ENV=env)
 
 
@@ -281,14 +279,12 @@ REMOTE = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in LOCAL.items() for value in values])
-def test_what_is_on_this_machine_needs_no_word_about_the_environment(tmp_path: Path, name: str, value: str) -> None:
+def test_local_address_needs_no_named_environment(tmp_path: Path, name: str, value: str) -> None:
     assert getattr(load(tmp_path, **{name: value}), name.lower()) == value
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REMOTE.items() for value in values])
-def test_what_is_beyond_this_machine_is_refused_until_the_environment_is_named(
-    tmp_path: Path, name: str, value: str
-) -> None:
+def test_remote_address_requires_a_named_environment(tmp_path: Path, name: str, value: str) -> None:
     line = refused(tmp_path, **{name: value})
     assert f"AIJOBS_{name}" in line
     assert "AIJOBS_ENV" in line
@@ -296,7 +292,7 @@ def test_what_is_beyond_this_machine_is_refused_until_the_environment_is_named(
 
 
 @pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL"])
-def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_path: Path, name: str) -> None:
+def test_invalid_address_is_refused_without_its_password(tmp_path: Path, name: str) -> None:
     line = refused(tmp_path, **{name: "postgresql://u:hunter2@[::1/x"})
     assert f"AIJOBS_{name}" in line
     assert "hunter2" not in line
@@ -305,10 +301,8 @@ def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_pat
 SERVE = [sys.executable, "-c", "import aijobs.web.wsgi"]
 
 
-def test_a_web_process_on_development_keys_is_refused_until_the_environment_is_named(
-    tmp_path: Path, processes: Processes
-) -> None:
-    """gunicorn is told on its own command line where to listen: nobody can tell whom it would serve."""
+def test_web_process_on_development_keys_requires_a_named_environment(tmp_path: Path, processes: Processes) -> None:
+    """gunicorn's address is only on its command line, so settings can't tell whether it serves other machines."""
     env = {"AIJOBS_INSTANCE_PATH": str(tmp_path), "AIJOBS_REDIS_URL": "redis://127.0.0.1:1"}
     program = processes.spawn(SERVE, env=env)
     assert program.wait() == 3
@@ -316,7 +310,7 @@ def test_a_web_process_on_development_keys_is_refused_until_the_environment_is_n
     assert "AIJOBS_ENV" in program.output
     given = processes.spawn(SERVE, env={**env, **SECRETS})
     named = processes.spawn(SERVE, env={**env, "AIJOBS_ENV": "development"})
-    for served in (given, named):  # What they are refused for is the next thing that is looked at.
+    for served in (given, named):  # They are refused for the next check, the schema.
         assert served.wait() == 3
         assert "aijobs db upgrade" in served.output
     command = processes.spawn([sys.executable, "-m", "flask", "--app", "aijobs.web.wsgi", "routes"], env=env)
@@ -326,7 +320,7 @@ def test_a_web_process_on_development_keys_is_refused_until_the_environment_is_n
 # --- keys ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_ring_is_newest_first_and_keeps_the_old() -> None:
+def test_key_ring_is_newest_first_and_keeps_old_keys() -> None:
     ring = KeyRing.parse(f"k2:{'b' * 32}, k1:{'a' * 40}", "N")
     assert ring.current == ("k2", b"b" * 32)
     assert (ring.get("k1"), ring.get("k2"), ring.get("k3")) == (b"a" * 40, b"b" * 32, None)
@@ -348,7 +342,7 @@ def test_a_key_ring_is_newest_first_and_keeps_the_old() -> None:
         f"k1:{'a' * 32};k2:{'b' * 32}x:{'a' * 32},k3",
     ],
 )
-def test_a_key_ring_that_is_none_is_refused_by_name_without_its_secrets(text: str) -> None:
+def test_invalid_key_ring_is_refused_by_name_without_its_secrets(text: str) -> None:
     with pytest.raises(SettingsError) as error:
         KeyRing.parse(text, "AIJOBS_MESSAGE_KEYS")
     assert "AIJOBS_MESSAGE_KEYS" in str(error.value)
@@ -356,7 +350,7 @@ def test_a_key_ring_that_is_none_is_refused_by_name_without_its_secrets(text: st
 
 
 @pytest.mark.parametrize("name", ["SECRET_KEY", "JWT_SECRET", "MESSAGE_KEYS"])
-def test_a_secret_that_is_too_short_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_too_short_secret_is_refused_by_name(tmp_path: Path, name: str) -> None:
     line = refused(tmp_path, **{name: "hunter2"})
     assert f"AIJOBS_{name}" in line
     assert "hunter2" not in line
@@ -372,7 +366,7 @@ CONFIDENTIAL = {
 
 @pytest.mark.parametrize("around", ["{}\n", "{}\r\n", "{}\n\n", " {} ", "\t{}"])
 @pytest.mark.parametrize("name", CONFIDENTIAL)
-def test_a_line_break_that_a_file_brought_along_is_no_part_of_a_secret(tmp_path: Path, name: str, around: str) -> None:
+def test_white_space_around_a_secret_is_ignored(tmp_path: Path, name: str, around: str) -> None:
     environ = {"AIJOBS_INSTANCE_PATH": str(tmp_path), **SECRETS}
     plain = Settings.load({**environ, name: CONFIDENTIAL[name]})
     assert Settings.load({**environ, name: around.format(CONFIDENTIAL[name])}) == plain
@@ -380,7 +374,7 @@ def test_a_line_break_that_a_file_brought_along_is_no_part_of_a_secret(tmp_path:
 
 @pytest.mark.parametrize("spoilt", ["{}\n{}", "\ufeff{}", "{}\r{}", "{}\x00", "{}\u200b", "{}\udc80"])
 @pytest.mark.parametrize("name", CONFIDENTIAL)
-def test_a_secret_with_a_character_that_nobody_sees_is_refused_by_name(tmp_path: Path, name: str, spoilt: str) -> None:
+def test_secret_with_an_invisible_character_is_refused_by_name(tmp_path: Path, name: str, spoilt: str) -> None:
     value = CONFIDENTIAL[name]
     with pytest.raises(SettingsError) as refused:
         Settings.load({"AIJOBS_INSTANCE_PATH": str(tmp_path), name: spoilt.format(value, value)})
@@ -392,18 +386,18 @@ def test_a_secret_with_a_character_that_nobody_sees_is_refused_by_name(tmp_path:
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 @pytest.mark.parametrize("name", [*SECRETS, "AIJOBS_SERVICE_TOKEN"])
-def test_a_secret_in_quotes_is_refused_by_name(tmp_path: Path, name: str, quote: str) -> None:
+def test_quoted_secret_is_refused_by_name(tmp_path: Path, name: str, quote: str) -> None:
     line = refused(tmp_path, **{name.removeprefix("AIJOBS_"): f"{quote}{CONFIDENTIAL[name]}{quote}"})
     assert name in line
     assert CONFIDENTIAL[name] not in line
 
 
-def test_a_value_of_spaces_is_no_value(tmp_path: Path) -> None:
+def test_value_of_white_space_means_the_default(tmp_path: Path) -> None:
     settings = load(tmp_path, JWT_SECRET=" \n", SERVICE_TOKEN="\n", LEASE_S=" ")
     assert ("jwt_secret" in settings.development_keys, settings.service_token, settings.lease_s) == (True, "", 60)
 
 
-def test_development_keys_are_made_once_and_for_the_owner_alone(tmp_path: Path) -> None:
+def test_development_keys_are_created_once_and_private(tmp_path: Path) -> None:
     first, second = load(tmp_path), load(tmp_path)
     assert (first.secret_key, first.jwt_secret, first.message_keys.keys) == (
         second.secret_key,
@@ -415,21 +409,21 @@ def test_development_keys_are_made_once_and_for_the_owner_alone(tmp_path: Path) 
     assert len({first.secret_key, first.jwt_secret, first.message_keys.current[1].decode()}) == 3
 
 
-def test_a_secret_that_is_given_stands_beside_those_that_are_made(tmp_path: Path) -> None:
+def test_given_secret_is_used_beside_development_keys(tmp_path: Path) -> None:
     settings = load(tmp_path, JWT_SECRET="g" * 40)
     assert settings.jwt_secret == "g" * 40
     assert settings.development_keys == ("secret_key", "message_keys", "credential_keys")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', "{}", '{"secret_key": 1}'])
-def test_a_file_of_keys_that_is_broken_is_named_and_not_overwritten(tmp_path: Path, content: str) -> None:
+def test_broken_key_file_is_named_and_not_overwritten(tmp_path: Path, content: str) -> None:
     path = tmp_path / "development-keys.json"
     path.write_text(content)
     assert str(path) in refused(tmp_path)
     assert path.read_text() == content
 
 
-def test_an_instance_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_instance_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file" / "instance") in refused(tmp_path / "file" / "instance")
 
@@ -446,7 +440,7 @@ print(s.secret_key, s.jwt_secret, s.message_keys.current[1].decode(), flush=True
 """
 
 
-def test_eight_processes_that_start_at_once_use_the_same_keys(tmp_path: Path, processes: Processes) -> None:
+def test_processes_that_start_concurrently_use_the_same_keys(tmp_path: Path, processes: Processes) -> None:
     folder, go = tmp_path / "instance", tmp_path / "go"
     started = [processes.spawn([sys.executable, "-c", LOADER, str(go), str(folder)]) for _ in range(8)]
     for program in started:
@@ -460,7 +454,7 @@ def test_eight_processes_that_start_at_once_use_the_same_keys(tmp_path: Path, pr
 # --- broker --------------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_is_the_one_that_is_named_or_the_embedded_one_that_runs(tmp_path: Path) -> None:
+def test_broker_is_the_configured_or_the_running_embedded_one(tmp_path: Path) -> None:
     assert load(tmp_path, REDIS_URL="redis://localhost/1").broker_url() == "redis://localhost/1"
     settings = load(tmp_path)
     with pytest.raises(SettingsError, match="AIJOBS_REDIS_URL"):

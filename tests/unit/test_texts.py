@@ -1,4 +1,4 @@
-"""One rule for all that people type: what stays, what goes, what is refused."""
+"""Rules for texts that people type: kept, dropped and refused characters."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ UNSEEN = ["\x1b", "\x07", "\0", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\
 
 
 @pytest.mark.parametrize("unseen", UNSEEN, ids=ascii)
-def test_character_that_cannot_be_seen_is_dropped_from_a_reason_and_refused_in_a_label(unseen: str) -> None:
+def test_invisible_character_is_dropped_from_a_reason_and_refused_in_a_label(unseen: str) -> None:
     assert clean_text(f"{unseen}be{unseen}fore\n{unseen}after{unseen}") == "before\nafter"
     assert clean_line(f"be{unseen}fore") == "before"
     assert line_fault(f"be{unseen}fore", 100) == "holds a control character or an invisible one"
 
 
 @pytest.mark.parametrize("text", ["Größe", "原因：服务恢复", "a  b", '1 < 2 & "x"', "💡"])
-def test_visible_text_stays_as_it_is(text: str) -> None:
+def test_visible_text_is_kept_unchanged(text: str) -> None:
     assert clean_text(text) == clean_line(text) == text
     assert line_fault(text, 100) is None
 
 
-def test_line_ends_of_every_kind_become_line_feeds() -> None:
+def test_all_line_ends_become_line_feeds() -> None:
     assert clean_text("  a\r\nb \rc\u2028d\n\n") == "a\nb\nc\nd"
     assert clean_line("a\tb\u00a0c\u3000d\n") == "a b c d"
 
@@ -37,5 +37,5 @@ def test_line_ends_of_every_kind_become_line_feeds() -> None:
         ("a\nb", "holds a control character or an invisible one"),
     ],
 )
-def test_line_is_refused_with_what_is_wrong(text: str, fault: str) -> None:
+def test_invalid_line_is_refused_with_the_reason(text: str, fault: str) -> None:
     assert line_fault(text, 3) == fault

@@ -1,4 +1,4 @@
-"""What is said of a value that breaks its schema holds nothing of the value."""
+"""Messages about values that break a schema don't contain the value."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def faults(answer: Any) -> list[tuple[str, str]]:
         {"cards": [], "counts": {CANARY: CANARY}},
     ],
 )
-def test_a_fault_tells_place_and_rule_and_no_word_of_the_value(answer: Any) -> None:
+def test_schema_error_does_not_quote_the_value(answer: Any) -> None:
     found = faults(answer)
     assert found
     assert "CANARY" not in str(found)
 
 
-def test_a_fault_still_tells_what_to_mend() -> None:
+def test_schema_error_names_place_and_rule() -> None:
     assert faults({"cards": [{"kind": CANARY}]}) == [("cards.0", "'kind' is none of 'basic', 'cloze'")]
     assert faults({"cards": [{"kind": "cloze", "level": "x"}]}) == [
         ("cards.0.cloze.level", "Input should be 'easy' or 'hard'")
@@ -70,12 +70,12 @@ def test_a_fault_still_tells_what_to_mend() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "cards", "cards[0].front", "a_b.cDe[12][3].f", "[0]"])
-def test_the_path_to_a_programmers_field_stays(path: str) -> None:
+def test_path_of_schema_fields_is_kept(path: str) -> None:
     assert plain_path(path) == path
 
 
 @pytest.mark.parametrize(
     "path", [CANARY, "CANARY", "a.sk-1", "a b", "a..b", "key1", "ключ", "a" * 201, "a.CANARY[0]", "a\n"]
 )
-def test_a_path_with_a_name_that_somebody_made_up_is_not_told(path: str) -> None:
+def test_path_with_a_name_from_the_value_is_hidden(path: str) -> None:
     assert plain_path(path) == ANOTHER_NAME

@@ -1,4 +1,4 @@
-"""Engines that ask a real server over a real socket, which does what a test says."""
+"""Fixtures: engines whose provider is a scripted server over a real socket."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LOOP = LoopThread()
 
 @pytest.fixture(scope="session", autouse=True)
 def _loaded_client() -> None:
-    """As a worker that has servers to ask: no test's time begins before the client is loaded."""
+    """Load the client before any test, as a worker with remote providers does before it takes jobs."""
     load_client()
 
 
 def server_config(url: str, name: str = "acme", **changes: Any) -> ProviderConfig:
-    """A provider at `url`. What is to run into a limit sets one that is short enough to wait for."""
+    """Return a provider at `url`. A test of a limit sets that limit short enough to wait for."""
     config = ProviderConfig(
         name=name,
         base_url=url + "/v1",
@@ -67,16 +67,16 @@ class Live:
     job_type: str
 
     def run(self, *steps: Step, job_type: str | None = None) -> AiJob:
-        """A job whose calls are answered by `steps` in turn, run to its end."""
+        """Run a job to its end; `steps` are the server's answers to its calls, in order."""
         self.llm.script(*steps)
         return self.stage.run_to_end(self.new(job_type))
 
     def new(self, job_type: str | None = None) -> str:
-        """A job that waits; its id."""
+        """Create a queued job and return its id."""
         return self.stage.new_cards(job_type or self.job_type)
 
     def new_on(self, api_key: str) -> tuple[str, str]:
-        """A job that waits, of a user who pays with this key; its id and the credential's."""
+        """Create a queued job of a user who pays with this key; return its id and the credential's."""
         kit, definition = self.stage.kit, flashcard_generation.DEFINITION
         credential = kit.services.credentials.create("u1", mode=USER_DEEPSEEK_KEY, label="mine", key=api_key)
         modes = replace(definition.credential, allowed_modes=(PLATFORM_KEY, USER_DEEPSEEK_KEY))
@@ -91,7 +91,7 @@ LiveOpener = Callable[..., Live]
 
 @pytest.fixture
 def open_live(sqlite_kit: Kit) -> Iterator[LiveOpener]:
-    """`open_live(**config)`: a live stage; with `second` another provider at that URL behind the first."""
+    """`open_live(**config)` opens a live stage; `second` is the URL of a second provider on its route."""
     with ExitStack() as stack:
 
         def opened(kit: Kit = sqlite_kit, *, second: str | None = None, failures: int = 50, **config: Any) -> Live:

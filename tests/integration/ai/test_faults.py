@@ -1,4 +1,4 @@
-"""The table of docs/faults.md, row by row, over a real socket."""
+"""Each row of the table in docs/faults.md, over a real socket."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.support.jobs import BEGIN
 
 TABLE = {row[0].strip("`"): row for row in documents.rows(documents.read("docs/faults.md")) if row[0].startswith("`")}
 QUICKER: dict[str, dict[str, Any]] = {"keep-alive-answer": {"every_s": 0.02}, "huge": {"megabytes": 1.2}}
-"""Parameters that make a step as short as the limits of these tests."""
+"""Parameters that shorten a step to the limits of these tests."""
 NEVER_END = {"hang", "hang-after-headers", "keep-alive", "stall"}
-"""What only the attempt's deadline ends. It comes when the server has the call, whatever else this machine does."""
+"""Faults that only the attempt's deadline ends. The tests set it off once the server has the call."""
 NOT_AN_END = {"status", "drip"}
-"""What is no fault by itself: a frame for others, and slowness."""
+"""Steps that are no faults by themselves."""
 
 
-def test_every_fault_is_in_the_table() -> None:
+def test_every_fault_is_documented() -> None:
     assert set(TABLE) == set(faults.FAULTS) - NOT_AN_END
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_fault_comes_to_what_the_table_says(open_live: LiveOpener, name: str) -> None:
+def test_fault_has_the_documented_result(open_live: LiveOpener, name: str) -> None:
     live = open_live()
     _, ends_with, calls, billed, _ = TABLE[name]
     step = faults.build(name, QUICKER.get(name))
@@ -36,17 +36,17 @@ def test_a_fault_comes_to_what_the_table_says(open_live: LiveOpener, name: str) 
     assert (job.error_code or job.lifecycle_status) == ends_with
     assert len(live.llm.calls) == int(calls)
     rows = live.stage.usage(job.id)
-    assert len(rows) == int(calls), "each call has its row"
+    assert len(rows) == int(calls), "each call has its usage row"
     assert all(row["finished_at"] is not None for row in rows)
-    told = [row["billed"] for row in rows]
-    assert told == (billed.split(", ") if ", " in billed else [billed] * len(rows))
+    recorded = [row["billed"] for row in rows]
+    assert recorded == (billed.split(", ") if ", " in billed else [billed] * len(rows))
     if job.error_code is not None:
         assert job.public_error_message == CODES[job.error_code].en
         assert not live.stage.kit.rows("flashcards", job_id=job.id)
 
 
 def run_out_of_time(live: Live, step: Step, attempts: int) -> AiJob:
-    """A job whose attempts each run out of time once their call is at the server."""
+    """Run a job whose attempts each reach their deadline once the server has their call."""
     live.llm.script(step)
     job_id = live.new()
     for number in range(1, attempts + 1):

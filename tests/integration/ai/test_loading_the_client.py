@@ -1,4 +1,4 @@
-"""The client of providers is loaded before an attempt's time begins, and only by workers that ask a server."""
+"""A worker loads the client of providers before the time of an attempt begins, and only if it calls a server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_first_call_imports_nothing_once_the_client_is_loaded() -> None:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened, in order: each loading of the client and each beginning of an attempt's time."""
+    """Record in order each load of the client and each start of an attempt's time."""
     seen: list[str] = []
 
     class Token(CancellationToken):
@@ -82,7 +82,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def run_cards(sqlite: SqliteDatabases, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """`run_cards(**settings)`: run a flashcard job as a worker with these settings does; its end."""
+    """`run_cards(**settings)` runs a flashcard job in a worker with these settings and returns its outcome."""
     servers: list[OpenAiCompatibleProvider] = []
 
     def open_servers(catalogue: Catalogue) -> list[OpenAiCompatibleProvider]:
@@ -127,7 +127,9 @@ def test_worker_loads_the_client_before_the_time_of_an_attempt_begins(
     assert loads[-1] == "time begins"
 
 
-def test_worker_that_asks_no_server_does_without_the_client(run_cards: Callable[..., str], loads: list[str]) -> None:
+def test_worker_without_remote_providers_does_not_load_the_client(
+    run_cards: Callable[..., str], loads: list[str]
+) -> None:
     assert run_cards() == "succeeded"
 
     assert loads == ["time begins"]
@@ -155,7 +157,7 @@ def test_child_process_loads_the_client_before_it_is_ready(tmp_path: Path, key: 
     assert (done.stdout, done.returncode) == (f"{loaded}\n", 0), done.stderr
 
 
-def test_job_on_a_users_own_key_waits_for_the_client_too(sqlite_kit: Kit) -> None:
+def test_job_on_a_users_own_key_also_loads_the_client_first(sqlite_kit: Kit) -> None:
     job, modes, services = sqlite_kit.new_job(), [], sqlite_kit.services
     sqlite_kit.set(job.id, credential_mode="user_deepseek_key")
     prepare = Prepare(

@@ -1,4 +1,4 @@
-"""A provider's own judgement of input and output: what it stops, what it costs, and what happens where it fails."""
+"""Moderation of input and output by a provider: refusals, cost and failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_KEY = "sk-user-abcdefghijklmnop"
 
 @pytest.fixture
 def judged(open_live: LiveOpener, monkeypatch: pytest.MonkeyPatch) -> Live:
-    """A live stage whose provider judges too, and is asked again at once."""
+    """A live stage whose provider moderates too, with short pauses between tries."""
     monkeypatch.setattr(moderation, "AGAIN_AFTER_S", (0.01, 0.01, 0.01))
     return open_live(moderation_model="judge")
 
@@ -36,7 +36,7 @@ def rows(live: Live, job_id: str, *columns: str) -> list[Sequence[Any]]:
     return [tuple(row[column] for column in columns) for row in live.stage.usage(job_id)]
 
 
-# --- what it finds -------------------------------------------------------------------------------------------------
+# --- findings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,7 @@ def rows(live: Live, job_id: str, *columns: str) -> list[Sequence[Any]]:
         ("a category of tomorrow", "CONTENT_SAFETY_BLOCKED"),
     ],
 )
-def test_what_the_moderation_finds_in_the_input_is_never_worked_on(
-    open_live: LiveOpener, category: str, code: str
-) -> None:
+def test_flagged_input_fails_the_job_before_any_call(open_live: LiveOpener, category: str, code: str) -> None:
     live = open_live(moderation_model="judge")
     live.llm.flag("osmosis", category)
     job = live.run(Answer())
@@ -60,7 +58,7 @@ def test_what_the_moderation_finds_in_the_input_is_never_worked_on(
     assert "tomorrow" not in live.stage.kit.row(job.id)["internal_error_message"]
 
 
-def test_what_the_moderation_finds_in_the_output_is_paid_for_and_not_kept(open_live: LiveOpener) -> None:
+def test_flagged_output_is_paid_for_but_not_saved(open_live: LiveOpener) -> None:
     live = open_live(moderation_model="judge")
     live.llm.flag("{{c1::", "illicit")
     job = live.run(Answer())
@@ -73,7 +71,7 @@ def test_what_the_moderation_finds_in_the_output_is_paid_for_and_not_kept(open_l
     assert live.stage.kit.row(job.id)["validated_output"] is None
 
 
-def test_a_moderation_that_does_not_answer_lets_nothing_through(open_live: LiveOpener) -> None:
+def test_failed_moderation_lets_nothing_through(open_live: LiveOpener) -> None:
     live = open_live(moderation_model="judge")
     live.llm.script(faults.server_error(), kind="moderation")
     job = live.run(Answer())
@@ -81,10 +79,10 @@ def test_a_moderation_that_does_not_answer_lets_nothing_through(open_live: LiveO
     assert [row["state"] for row in live.stage.usage(job.id)] == ["failed"] * 3
 
 
-# --- where it fails ------------------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_is_paid_for_is_not_thrown_away_over_one_failing_judgement(judged: Live) -> None:
+def test_failed_moderation_of_a_paid_answer_is_repeated(judged: Live) -> None:
     judged.llm.script(FINE, faults.server_error(), FINE, kind="moderation")
     job = judged.run(Answer())
     assert (job.lifecycle_status, job.retry_count, len(judged.llm.calls)) == ("succeeded", 0, 1)
@@ -96,7 +94,7 @@ def test_an_answer_that_is_paid_for_is_not_thrown_away_over_one_failing_judgemen
     ]
 
 
-def test_nothing_is_saved_that_could_not_be_judged(judged: Live) -> None:
+def test_answer_without_moderation_is_not_saved(judged: Live) -> None:
     judged.llm.script(FINE, faults.server_error(), kind="moderation")
     job = judged.run(Answer(), job_type=judged.stage.define(flashcard_generation.DEFINITION, max_retries=0))
     assert (job.error_code, len(judged.llm.calls), len(judgements(judged))) == ("PROVIDER_UNAVAILABLE", 1, 5)
@@ -105,16 +103,16 @@ def test_nothing_is_saved_that_could_not_be_judged(judged: Live) -> None:
 
 
 @pytest.mark.parametrize("step", [faults.no_balance(), faults.bad_key()])
-def test_a_judgement_that_nobody_will_give_is_not_asked_for_again(judged: Live, step: Any) -> None:
+def test_moderation_is_not_repeated_after_a_permanent_error(judged: Live, step: Any) -> None:
     judged.llm.script(FINE, step, kind="moderation")
     judged.run(Answer())
     assert (len(judged.llm.calls), len(judgements(judged))) == (1, 2)
 
 
-def test_a_job_whose_answer_cannot_be_judged_now_does_not_wait_uncounted(
+def test_job_whose_answer_cannot_be_moderated_is_retried_and_not_postponed(
     open_live: LiveOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would buy the answer again whenever it came back, for as long as it may wait for providers."""
+    """Postponed, it would pay for the answer again each time, for as long as a job may wait for providers."""
     monkeypatch.setattr(moderation, "AGAIN_AFTER_S", (0.01, 0.01, 0.01))
     monkeypatch.setattr(moderation, "LONGEST_WAIT_S", 0.1)
     live = open_live(moderation_model="judge", failures=1)
@@ -124,10 +122,10 @@ def test_a_job_whose_answer_cannot_be_judged_now_does_not_wait_uncounted(
     live.stage.run(job_id)
     job = live.stage.kit.job(job_id)
     assert (job.retry_count, live.stage.kit.types(job_id)[-1]) == (1, "retry_scheduled")
-    assert {state for (state,) in rows(live, job_id, "state")} == {"done", "failed"}, "no row is left open"
+    assert {state for (state,) in rows(live, job_id, "state")} == {"done", "failed"}, "no usage row is left open"
 
 
-def test_an_attempt_that_waits_for_a_judgement_ends_at_once_when_it_is_cancelled(
+def test_attempt_that_waits_for_moderation_ends_at_once_when_cancelled(
     open_live: LiveOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moderation, "AGAIN_AFTER_S", (50.0,))
@@ -141,11 +139,11 @@ def test_an_attempt_that_waits_for_a_judgement_ends_at_once_when_it_is_cancelled
     assert delivery.wait() == "cancelled"
 
 
-# --- a call like any other -----------------------------------------------------------------------------------------
+# --- usage, limits and keys ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [faults.no_balance(), faults.bad_key()])
-def test_one_job_finds_out_that_no_judgement_is_to_be_had_and_the_others_wait(judged: Live, step: Any) -> None:
+def test_jobs_are_postponed_after_moderation_failed_permanently(judged: Live, step: Any) -> None:
     judged.llm.script(step, kind="moderation")
     first = judged.run(Answer())
     assert first.lifecycle_status == "failed"
@@ -155,7 +153,7 @@ def test_one_job_finds_out_that_no_judgement_is_to_be_had_and_the_others_wait(ju
     assert [judged.stage.usage(job_id) for job_id in others] == [[]] * 3
 
 
-def test_judgements_count_among_the_calls_that_a_provider_may_have_at_once(open_live: LiveOpener) -> None:
+def test_moderation_counts_towards_the_providers_call_limit(open_live: LiveOpener) -> None:
     live = open_live(moderation_model="judge", max_concurrent_calls=1)
     live.llm.script(Answer(delta_s=0.02))
     first = live.stage.start(live.new())
@@ -163,11 +161,11 @@ def test_judgements_count_among_the_calls_that_a_provider_may_have_at_once(open_
     second = live.stage.start(live.new())
     assert (first.wait(30), second.wait(30)) == ("succeeded", "succeeded")
     ended = call.received_at + timedelta(seconds=call.ended_after_s or 0)
-    # A client may come in while the server still writes down that the one before it is done.
+    # The next client may enter while the server still records the end of the previous one.
     assert all(judgement.received_at > ended - timedelta(seconds=0.05) for judgement in judgements(live)[1:])
 
 
-def test_the_platform_pays_for_judging_what_users_pay_for_themselves(judged: Live) -> None:
+def test_platform_pays_for_moderation_of_jobs_on_a_users_key(judged: Live) -> None:
     job_id, _ = judged.new_on(OWN_KEY)
     judged.llm.script(Answer())
     assert judged.stage.run_to_end(job_id).lifecycle_status == "succeeded"
@@ -179,7 +177,7 @@ def test_the_platform_pays_for_judging_what_users_pay_for_themselves(judged: Liv
     assert [call.key for call in judged.llm.log] == [KEY, OWN_KEY, KEY]
 
 
-def test_no_judgement_is_bought_for_a_job_that_has_to_wait_for_its_provider(judged: Live) -> None:
+def test_postponed_job_is_not_moderated(judged: Live) -> None:
     job_id, credential_id = judged.new_on(OWN_KEY)
     judged.breaker.failed(scope_of("acme", credential_id), exhausted=True)
     assert judged.stage.run(job_id) == "postponed"

@@ -1,4 +1,4 @@
-"""Calls over a real socket: how they are bounded, aborted, paid, tried elsewhere, and put off."""
+"""Calls over a real socket: limits, aborts, cost, other routes, and postponed jobs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tests.support.polling import poll
 
 
 @pytest.mark.parametrize("step", [faults.hang(), faults.hang_after_headers(), faults.keep_alive(), faults.drip(0.3)])
-def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_ends(
-    open_live: LiveOpener, step: Any
-) -> None:
+def test_cancel_aborts_a_silent_or_endless_call(open_live: LiveOpener, step: Any) -> None:
     live = open_live()
     live.llm.script(step)
     job_id = live.new()
@@ -38,7 +36,7 @@ def test_a_cancel_reaches_the_wire_though_the_provider_says_nothing_or_never_end
     assert live.stage.usage(job_id)[0]["estimated"]
 
 
-def test_a_stream_that_never_ends_is_cut_at_the_attempts_deadline(open_live: LiveOpener) -> None:
+def test_endless_stream_is_aborted_at_the_attempts_deadline(open_live: LiveOpener) -> None:
     live = open_live()
     job_type = live.stage.define(
         flashcard_generation.DEFINITION, timeout_ms=2500, abort_strategy="fail", max_retries=2, delay=10
@@ -54,7 +52,7 @@ SILENT = [
     faults.keep_alive(every_s=0.05),
     faults.stall(),
 ]
-"""Servers that say nothing, or nothing more."""
+"""Servers that send nothing, or stop sending."""
 
 
 @pytest.mark.parametrize("step", SILENT, ids=lambda step: step.name)
@@ -63,7 +61,7 @@ SILENT = [
     [pytest.param({}, marks=pytest.mark.long), {"first_data_s": 0.1, "idle_s": 0.1}],
     ids=["default limits", "short limits"],
 )
-def test_a_silent_provider_on_the_only_route_is_cut_at_the_attempts_deadline(
+def test_silent_provider_on_the_only_route_is_aborted_at_the_attempts_deadline(
     open_live: LiveOpener, step: Any, limits: dict[str, float]
 ) -> None:
     live = open_live(**limits)
@@ -75,7 +73,7 @@ def test_a_silent_provider_on_the_only_route_is_cut_at_the_attempts_deadline(
     assert live.stage.usage(job.id)[0]["billed"] == "unknown"
 
 
-def test_a_silent_provider_on_the_only_route_is_asked_again_if_the_abort_strategy_is_retry(
+def test_silent_provider_on_the_only_route_is_called_again_if_the_abort_strategy_is_retry(
     open_live: LiveOpener,
 ) -> None:
     live = open_live()
@@ -84,18 +82,18 @@ def test_a_silent_provider_on_the_only_route_is_asked_again_if_the_abort_strateg
     assert (job.error_code, job.attempt_no, len(live.llm.calls)) == ("TIMEOUT", 2, 2)
 
 
-def test_a_provider_that_is_late_has_the_whole_attempt_if_no_other_route_is_left(open_live: LiveOpener) -> None:
-    """A model that was loaded for 70 s was cut at half of its job's time, three times."""
+def test_late_provider_has_the_whole_attempt_if_no_other_route_is_left(open_live: LiveOpener) -> None:
+    """An earlier defect: a model that took 70 s to load was cut off at half of its job's time, three times."""
     live = open_live(first_data_s=0.1, idle_s=0.1)
     job = live.run(faults.keep_alive(times=4, every_s=0.1))
     assert (job.lifecycle_status, len(live.llm.calls)) == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("step", SILENT[:3], ids=lambda step: step.name)
-def test_a_silent_provider_is_given_up_before_the_deadline_if_another_route_is_left(
+def test_silent_provider_is_aborted_before_the_deadline_if_another_route_is_left(
     open_live: LiveOpener, step: Any
 ) -> None:
-    """A blank line each twentieth of a second is no progress."""
+    """A blank line every 50 ms is no progress."""
     with FakeLlm() as backup:
         live = open_live(second=backup.url, first_data_s=0.5)
         job = live.run(step)
@@ -105,7 +103,7 @@ def test_a_silent_provider_is_given_up_before_the_deadline_if_another_route_is_l
         assert [(row["error_code"], row["billed"]) for row in rows] == [("PROVIDER_TIMEOUT", "unknown"), (None, "yes")]
 
 
-def test_a_route_that_can_not_be_asked_now_is_no_reason_to_give_up_a_silent_provider(open_live: LiveOpener) -> None:
+def test_unavailable_route_is_no_reason_to_abort_a_silent_provider(open_live: LiveOpener) -> None:
     with FakeLlm() as backup:
         live = open_live(second=backup.url, first_data_s=0.1, failures=1)
         live.breaker.failed("backup.platform", code="PROVIDER_UNAVAILABLE")
@@ -113,23 +111,23 @@ def test_a_route_that_can_not_be_asked_now_is_no_reason_to_give_up_a_silent_prov
         assert (job.lifecycle_status, len(live.llm.calls), len(backup.calls)) == ("succeeded", 1, 0)
 
 
-def test_a_stalled_provider_counts_as_unwell_though_the_deadline_cut_it(open_live: LiveOpener) -> None:
+def test_call_that_stalls_until_the_deadline_counts_as_a_failure(open_live: LiveOpener) -> None:
     live = open_live(failures=1, idle_s=0.5)
     limit = {"timeout_ms": 2000, "abort_strategy": "fail", "delay": 10}
     live.run(faults.stall(), job_type=live.stage.define(flashcard_generation.DEFINITION, **limit))
     poll(lambda: live.breaker.states(["acme.platform"])[0].word == "open", what="the breaker is open")
 
 
-# --- calls that didn't leave ---------------------------------------------------------------------------------------
+# --- calls that were not sent --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends", ["TIMEOUT", "CANCELLED"])
-def test_a_call_that_did_not_leave_is_not_billed_and_no_fault_of_the_provider(
+def test_unsent_call_is_not_billed_and_no_failure_of_the_provider(
     open_live: LiveOpener, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, stuck = open_live(failures=1), threading.Event()
     busy = threading.Event()
-    LOOP.submit(hold(busy, stuck))  # Other calls keep the loop, as a process does that gets no processor.
+    LOOP.submit(hold(busy, stuck))  # Block the event loop, as on a machine without free processors.
     assert busy.wait(10)
     job_id = live.new()
     delivery = live.stage.start(job_id)
@@ -153,11 +151,11 @@ async def hold(busy: threading.Event, until: threading.Event) -> None:
     assert until.wait(30)
 
 
-def test_a_call_that_was_cut_while_it_connected_is_not_billed(open_live: LiveOpener) -> None:
+def test_call_aborted_while_connecting_is_not_billed(open_live: LiveOpener) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=1) as deaf:
         port = deaf.getsockname()[1]
         waiting = [socket.socket() for _ in range(8)]
-        for each in waiting:  # Nobody accepts: once the backlog is full the kernel answers no further connection.
+        for each in waiting:  # Nobody accepts: once the backlog is full, the kernel answers no further connection.
             each.setblocking(False)
             each.connect_ex(("127.0.0.1", port))
         live = open_live(base_url=f"http://127.0.0.1:{port}/v1")
@@ -170,7 +168,7 @@ def test_a_call_that_was_cut_while_it_connected_is_not_billed(open_live: LiveOpe
             each.close()
 
 
-def test_a_long_answer_shows_how_far_it_is(open_live: LiveOpener) -> None:
+def test_long_answer_reports_progress(open_live: LiveOpener) -> None:
     live = open_live()
     seen: list[int] = []
     live.llm.script(Answer(delta_s=0.05, delta_chars=20))
@@ -185,7 +183,7 @@ def test_a_long_answer_shows_how_far_it_is(open_live: LiveOpener) -> None:
 # --- retries -------------------------------------------------------------------------------------------------------
 
 
-def test_a_blank_answer_is_asked_for_again_without_a_constraint(live: Live) -> None:
+def test_blank_answer_is_requested_again_without_a_constraint(live: Live) -> None:
     job = live.run(faults.blank(), Answer())
     assert job.lifecycle_status == "succeeded"
     first, second = live.llm.calls
@@ -193,7 +191,7 @@ def test_a_blank_answer_is_asked_for_again_without_a_constraint(live: Live) -> N
     assert "response_format" not in second.body
 
 
-def test_an_answer_that_was_cut_off_gets_more_room_and_is_asked_for_less(live: Live) -> None:
+def test_truncated_answer_is_requested_again_shorter_with_more_tokens(live: Live) -> None:
     job = live.run(faults.truncated(), faults.truncated_valid(), Answer())
     assert job.lifecycle_status == "succeeded"
     room = [call.body["max_tokens"] for call in live.llm.calls]
@@ -204,7 +202,7 @@ def test_an_answer_that_was_cut_off_gets_more_room_and_is_asked_for_less(live: L
 
 @pytest.mark.parametrize("limits", [{"max_output_tokens": 4_000}, {"context_tokens": 6_000}, {}], ids=repr)
 @pytest.mark.parametrize("fault", ["truncated", "huge"])
-def test_an_answer_that_is_too_long_under_a_providers_limit_is_never_asked_for_in_the_same_bytes(
+def test_request_after_a_too_long_answer_is_never_the_same(
     open_live: LiveOpener, limits: dict[str, int], fault: str
 ) -> None:
     live = open_live(**limits)
@@ -218,16 +216,16 @@ def test_an_answer_that_is_too_long_under_a_providers_limit_is_never_asked_for_i
     assert "at most 1/4 of the items" in asked[2]
 
 
-def test_prompt_of_a_retry_names_the_faults_of_the_last_answer(live: Live) -> None:
+def test_retry_prompt_names_the_faults_of_the_last_answer(live: Live) -> None:
     job = live.run(Answer('{"cards": [{"card_type": "poem"}]}'), Answer())
     assert job.lifecycle_status == "succeeded"
     assert "Your last answer could not be used" not in live.llm.calls[0].request.text()
-    told = live.llm.calls[1].request.text().split("Your last answer could not be used")[1]
-    assert "card_type" in told
+    appendix = live.llm.calls[1].request.text().split("Your last answer could not be used")[1]
+    assert "card_type" in appendix
 
 
 @pytest.mark.parametrize("as_date", [False, True])
-def test_no_call_comes_before_the_provider_wants_it(live: Live, as_date: bool) -> None:
+def test_retry_waits_as_long_as_the_provider_asks(live: Live, as_date: bool) -> None:
     live.llm.script(faults.too_many_requests(retry_after_s=90, as_date=as_date), Answer())
     job_id = live.new()
     clock = live.stage.kit.clock
@@ -235,12 +233,12 @@ def test_no_call_comes_before_the_provider_wants_it(live: Live, as_date: bool) -
     live.stage.run(job_id)
     job = live.stage.kit.job(job_id)
     assert job.next_attempt_at is not None
-    # A date has whole seconds, and counts from this machine's own clock.
+    # A date has whole seconds and is relative to this machine's clock.
     assert job.next_attempt_at - before >= timedelta(seconds=88 if as_date else 90), clock
 
 
-def test_a_call_that_was_lost_after_it_was_paid_is_made_once_more_and_no_oftener(live: Live) -> None:
-    """The client's own retries, the engine's and the broker's made four paid generations of one."""
+def test_lost_call_that_may_be_billed_is_repeated_only_once(live: Live) -> None:
+    """An earlier defect: retries of client, engine and broker bought one answer four times."""
     job = live.run(faults.close_after_work())
     assert job.error_code == "PROVIDER_CONNECTION_LOST"
     assert len(live.llm.calls) == 2
@@ -248,7 +246,7 @@ def test_a_call_that_was_lost_after_it_was_paid_is_made_once_more_and_no_oftener
     assert [(row["attempt_no"], row["billed"]) for row in rows] == [(1, "unknown"), (2, "unknown")]
 
 
-def test_each_attempt_leaves_what_it_cost_though_only_the_last_was_of_use(open_live: LiveOpener) -> None:
+def test_every_attempt_records_its_cost(open_live: LiveOpener) -> None:
     live = open_live(name="deepseek")
     live.job_type = live.stage.define(flashcard_generation.DEFINITION, timeout_ms=4000, delay=10)
     usage = {"prompt_tokens": 100, "completion_tokens": 50}
@@ -271,7 +269,7 @@ def test_each_attempt_leaves_what_it_cost_though_only_the_last_was_of_use(open_l
 # --- servers and constraints ---------------------------------------------------------------------------------------
 
 
-def test_what_a_server_takes_is_learned_by_one_job_and_known_to_the_next(live: Live) -> None:
+def test_unsupported_json_schema_is_remembered_for_the_next_job(live: Live) -> None:
     live.run(faults.no_json_schema())
     job = live.run(faults.no_json_schema())
     assert job.lifecycle_status == "succeeded"
@@ -279,7 +277,7 @@ def test_what_a_server_takes_is_learned_by_one_job_and_known_to_the_next(live: L
     assert formats == ["json_schema", "json_object", "json_object"]
 
 
-def test_a_server_that_is_not_there_costs_nothing(open_live: LiveOpener) -> None:
+def test_unreachable_server_costs_nothing(open_live: LiveOpener) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         live = open_live(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
@@ -288,7 +286,7 @@ def test_a_server_that_is_not_there_costs_nothing(open_live: LiveOpener) -> None
     assert [row["billed"] for row in live.stage.usage(job.id)] == ["no"] * 3
 
 
-def test_a_server_that_sends_its_answer_in_one_piece_is_understood(live: Live) -> None:
+def test_answer_without_streaming_is_understood(live: Live) -> None:
     def whole(request: Any) -> Any:
         choice = {"index": 0, "message": {"role": "assistant", "content": "[]"}, "finish_reason": "stop"}
         return {"id": "x", "model": "m1", "choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 1}}
@@ -298,13 +296,13 @@ def test_a_server_that_sends_its_answer_in_one_piece_is_understood(live: Live) -
     assert live.stage.usage(job.id)[0]["prompt_tokens"] == 7
 
 
-def test_an_error_of_twenty_megabytes_is_read_to_its_status_alone(live: Live) -> None:
+def test_body_of_a_huge_error_is_not_read(live: Live) -> None:
     job = live.run(Reply(500, {"error": {"message": "x" * 20_000_000}}))
     assert job.error_code == "PROVIDER_UNAVAILABLE"
     assert len(live.stage.kit.row(job.id)["internal_error_message"]) < 16_000
 
 
-def test_a_redirect_takes_no_key_elsewhere(open_live: LiveOpener) -> None:
+def test_redirect_is_not_followed(open_live: LiveOpener) -> None:
     with FakeLlm() as elsewhere:
         live = open_live()
         job = live.run(faults.redirect(f"{elsewhere.url}/v1/chat/completions", status=307))
@@ -312,28 +310,28 @@ def test_a_redirect_takes_no_key_elsewhere(open_live: LiveOpener) -> None:
         assert elsewhere.calls == []
 
 
-def test_the_model_that_answered_is_the_one_that_is_priced(open_live: LiveOpener) -> None:
+def test_cost_is_that_of_the_model_that_answered(open_live: LiveOpener) -> None:
     live = open_live(name="deepseek")
     job = live.run(Answer(model="deepseek-flash-20260801", usage={"prompt_tokens": 1000, "completion_tokens": 0}))
     (row,) = live.stage.usage(job.id)
     assert row["model"] == "deepseek-flash-20260801"
-    assert row["cost_micros"] in (150, 300), "a dated name has its model's price; twice as much at peak"
+    assert row["cost_micros"] in (150, 300), "a dated name has its model's price, doubled at peak hours"
     unknown = live.run(Answer(model="m-unheard-of"))
     (row,) = live.stage.usage(unknown.id)
-    assert (row["cost_micros"], row["billed"]) == (None, "yes"), "no price is not a price of nothing"
+    assert (row["cost_micros"], row["billed"]) == (None, "yes"), "an unknown price isn't zero"
 
 
-@pytest.mark.parametrize("told", [True, 12.0, "12", -3, 10**30, [7], {"n": 7}], ids=repr)
-def test_a_token_count_that_is_no_count_is_unknown_and_so_is_the_cost(live: Live, told: Any) -> None:
+@pytest.mark.parametrize("count", [True, 12.0, "12", -3, 10**30, [7], {"n": 7}], ids=repr)
+def test_invalid_token_count_is_unknown_and_so_is_the_cost(live: Live, count: Any) -> None:
     for name in ("prompt_tokens", "completion_tokens"):
-        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, name: told}
+        usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, name: count}
         job = live.run(Answer(model="deepseek-flash", usage=usage))
         (row,) = live.stage.usage(job.id)
         assert job.lifecycle_status == "succeeded"
         assert (row[name], row["cost_micros"], row["billed"], row["estimated"]) == (None, None, "yes", False)
 
 
-def test_a_count_of_cached_tokens_that_is_no_count_is_unknown(live: Live) -> None:
+def test_invalid_count_of_cached_tokens_is_unknown(live: Live) -> None:
     details = {"prompt_tokens_details": {"cached_tokens": True}}
     job = live.run(Answer(usage={"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, **details}))
     (row,) = live.stage.usage(job.id)
@@ -344,7 +342,7 @@ def test_a_count_of_cached_tokens_that_is_no_count_is_unknown(live: Live) -> Non
 
 
 @pytest.mark.parametrize("step", [faults.server_error(), faults.no_balance(), faults.bad_key(), faults.hang()])
-def test_a_provider_that_fails_is_followed_by_the_next_of_the_route(open_live: LiveOpener, step: Any) -> None:
+def test_failed_provider_is_followed_by_the_next_on_the_route(open_live: LiveOpener, step: Any) -> None:
     with FakeLlm() as backup:
         live = open_live(second=backup.url, first_data_s=3)
         job = live.run(step)
@@ -359,7 +357,7 @@ def test_a_provider_that_fails_is_followed_by_the_next_of_the_route(open_live: L
 
 
 @pytest.mark.parametrize("step", [faults.close_after_work(), faults.content_exists_risk(), faults.context_openai()])
-def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(open_live: LiveOpener, step: Any) -> None:
+def test_possibly_billed_or_permanent_failure_is_not_tried_on_another_route(open_live: LiveOpener, step: Any) -> None:
     with FakeLlm() as backup:
         live = open_live(second=backup.url)
         live.llm.script(step)
@@ -367,8 +365,8 @@ def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(open_liv
         assert backup.calls == []
 
 
-def test_jobs_wait_uncounted_while_a_providers_account_is_empty(open_live: LiveOpener) -> None:
-    """One job finds out; thirty others must not burn their attempts one by one."""
+def test_jobs_are_postponed_while_a_providers_account_is_exhausted(open_live: LiveOpener) -> None:
+    """One job learns it; the others must not use up their attempts."""
     live = open_live(failures=5)
     assert live.run(faults.no_balance()).error_code == "PROVIDER_ACCOUNT_EXHAUSTED"
     live.llm.script(Answer())
@@ -384,8 +382,8 @@ def test_jobs_wait_uncounted_while_a_providers_account_is_empty(open_live: LiveO
     assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in waiting} == {"succeeded"}
 
 
-def test_a_call_that_failed_before_its_job_is_put_off_is_closed_all_the_same(open_live: LiveOpener) -> None:
-    """One route's account is empty, the other's breaker open: the job waits, and no row may stay open meanwhile."""
+def test_usage_row_of_a_call_before_a_postponement_is_closed(open_live: LiveOpener) -> None:
+    """One route's account is exhausted, the other's breaker is open: the job waits, and no usage row may stay open."""
     with FakeLlm() as backup:
         live = open_live(second=backup.url)
         live.breaker.failed("backup.platform", exhausted=True)
@@ -396,13 +394,13 @@ def test_a_call_that_failed_before_its_job_is_put_off_is_closed_all_the_same(ope
     assert (row["state"], row["error_code"], row["billed"]) == ("failed", "PROVIDER_ACCOUNT_EXHAUSTED", "no")
 
 
-def test_a_job_that_waited_for_its_provider_too_long_fails_and_says_why(open_live: LiveOpener) -> None:
+def test_job_that_waits_too_long_for_its_provider_fails(open_live: LiveOpener) -> None:
     live = open_live()
     job_id = live.new()
     live.breaker.failed("acme.platform", exhausted=True)
     words = []
     for _ in range(3):
-        for hours in (2, 0.9, 0.1):  # Two before the first look, which are no wait for a provider.
+        for hours in (2, 0.9, 0.1):  # The two hours before the first pass are no wait for a provider.
             live.stage.kit.advance(hours * 3600)
             words.append(live.stage.run(job_id))
     assert words == [*["postponed", "postponed", "retry_scheduled"] * 2, "postponed", "postponed", "failed"]
@@ -410,7 +408,7 @@ def test_a_job_that_waited_for_its_provider_too_long_fails_and_says_why(open_liv
     assert (job.error_code, job.retry_count, live.llm.calls) == ("PROVIDER_UNAVAILABLE", 2, [])
 
 
-def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOpener) -> None:
+def test_calls_beyond_the_providers_limit_wait(open_live: LiveOpener) -> None:
     live = open_live(max_concurrent_calls=2)
     live.llm.script(Answer(delta_s=0.06))
     jobs = [live.new() for _ in range(4)]
@@ -419,7 +417,7 @@ def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOp
     assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in jobs} == {"succeeded"}
     calls = live.llm.wait_for_calls(4, ended=True)
     spans = [(call.received_at, call.received_at + timedelta(seconds=call.ended_after_s or 0)) for call in calls]
-    # A client may come in while the server still writes down that the one before it is done.
+    # The next client may enter while the server still records the end of the previous one.
     slack = timedelta(seconds=0.5)
     assert max(sum(begin < at < end - slack for begin, end in spans) for at, _ in spans) <= 2
 
@@ -427,7 +425,7 @@ def test_calls_beyond_the_providers_limit_wait_for_one_another(open_live: LiveOp
 # --- keys ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_users_key_pays_for_that_users_job_alone(live: Live) -> None:
+def test_users_key_pays_only_for_that_users_job(live: Live) -> None:
     (own, _), platforms = live.new_on("sk-user-abcdefghijklmnop"), live.new()
     assert {live.stage.run_to_end(job_id).lifecycle_status for job_id in (own, platforms)} == {"succeeded"}
     assert [call.key for call in live.llm.calls] == ["sk-user-abcdefghijklmnop", KEY]
@@ -441,15 +439,15 @@ def test_a_users_key_pays_for_that_users_job_alone(live: Live) -> None:
     ("step", "code"),
     [(faults.bad_key(), "CREDENTIAL_INVALID"), (faults.no_balance(), "CREDENTIAL_INSUFFICIENT_BALANCE")],
 )
-def test_a_users_bad_key_stops_that_user_and_nobody_else(live: Live, step: Any, code: str) -> None:
+def test_invalid_user_key_fails_only_that_users_job(live: Live, step: Any, code: str) -> None:
     own, _ = live.new_on("sk-user-abcdefghijklmnop")
     live.llm.script(step, key="sk-user-abcdefghijklmnop")
     assert live.stage.run_to_end(own).error_code == code
     assert live.run(Answer()).lifecycle_status == "succeeded"
-    assert [call.key for call in live.llm.calls] == ["sk-user-abcdefghijklmnop", KEY], "the platform paid for nobody"
+    assert [call.key for call in live.llm.calls] == ["sk-user-abcdefghijklmnop", KEY], "each key pays for its own job"
 
 
-# --- what a server takes, and what it may send ---------------------------------------------------------------------
+# --- limits of servers and their answers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -465,7 +463,7 @@ def test_a_users_bad_key_stops_that_user_and_nobody_else(live: Live, step: Any, 
         ),
     ],
 )
-def test_a_server_that_takes_less_is_asked_for_less_and_the_job_goes_on(
+def test_request_is_adapted_to_a_servers_limits_within_the_attempt(
     live: Live, message: str, field: str, asked: int
 ) -> None:
     job = live.run(Reply(400, {"error": {"message": message, "type": "invalid_request_error"}}), Answer())
@@ -475,8 +473,8 @@ def test_a_server_that_takes_less_is_asked_for_less_and_the_job_goes_on(
     assert field == "max_tokens" or "max_tokens" not in second.body
 
 
-def test_no_account_of_another_program_is_used(open_live: LiveOpener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's own environment named another key and organization, which then paid for our calls."""
+def test_credentials_in_the_environment_are_not_used(open_live: LiveOpener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier defect: environment variables of the client's library named a key that then paid for our calls."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-program")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-other")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-other")
@@ -490,22 +488,22 @@ def test_no_account_of_another_program_is_used(open_live: LiveOpener, monkeypatc
     assert not {"openai-organization", "openai-project", "x-forwarded-for"} & set(call.headers)
 
 
-def test_a_server_that_wants_no_key_gets_none(open_live: LiveOpener) -> None:
+def test_server_that_needs_no_key_gets_none(open_live: LiveOpener) -> None:
     live = open_live(key=None, needs_key=False)
     assert live.run(Answer()).lifecycle_status == "succeeded"
     assert "authorization" not in live.llm.calls[0].headers
 
 
-def test_an_answer_is_not_unpacked(live: Live) -> None:
-    """Some kilobytes of it were gigabytes."""
+def test_compressed_answer_is_not_decompressed(live: Live) -> None:
+    """A few kilobytes could expand to gigabytes."""
     bomb = gzip.compress(b"data: " + b" " * 50_000_000)
     job = live.run(Reply(200, bomb, "text/event-stream", {"Content-Encoding": "gzip"}))
     assert job.error_code == "PROVIDER_UNAVAILABLE"
     assert {call.headers["accept-encoding"] for call in live.llm.calls} == {"identity"}
 
 
-def test_a_provider_that_hangs_is_left_alone_for_a_while_at_the_limits_as_they_come(open_live: LiveOpener) -> None:
-    """Its own limit on the first data was never reached within an attempt, so nothing was held against it."""
+def test_hanging_provider_opens_the_breaker_at_the_default_limits(open_live: LiveOpener) -> None:
+    """An earlier defect: no attempt was long enough to reach the limit for first data, so no failure was counted."""
     with FakeLlm() as backup:
         live = open_live(second=backup.url, first_data_s=120, failures=1)
         job_type = live.stage.define(flashcard_generation.DEFINITION, timeout_ms=4000, delay=10)

@@ -1,4 +1,4 @@
-"""Users' own keys over the real databases: whose they are, what a job does without one, and where they stand."""
+"""Users' own keys over real databases: ownership, jobs without their key, and encryption at rest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROUTER = ModelRouter({"d": (Route("local", "m"),)}, "d", {USER_DEEPSEEK_KEY: (Ro
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What is logged meanwhile, at DEBUG."""
+    """Collect all log lines at DEBUG level."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = list(root.handlers), root.level
     logs.configure("DEBUG", stream=stream)
@@ -49,7 +49,7 @@ def log() -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def stage(kit: Kit) -> Iterator[Stage]:
-    """An engine that sends calls on a user's key to the scripted provider too."""
+    """An engine that also sends calls on a user's key to the scripted provider."""
     with open_stage(kit, router=ROUTER) as opened:
         yield opened
 
@@ -59,14 +59,14 @@ def store(kit: Kit, user_id: str = "u1", key: str = API_KEY) -> str:
 
 
 def paid_job(kit: Kit, job_type: str, credential_id: str, user_id: str = "u1") -> str:
-    """A job on the user's own key."""
+    """Create a job on the user's own key and return its id."""
     overrides = Overrides(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
     request = CreateJobInput(user_id, job_type, "note", "note-1", NOTES, overrides=overrides)
     return kit.jobs.create_job(request).job.id
 
 
 class Opening:
-    """A provider that opens the key of each call, as the real one does, and remembers it."""
+    """A provider that opens the key of each call, as the real one does, and records it."""
 
     def __init__(self) -> None:
         self.keys: list[str | None] = []
@@ -76,7 +76,7 @@ class Opening:
         return json.dumps(CARDS)
 
 
-def test_a_stored_key_shows_what_it_is_recognised_by_and_pays_for_its_users_jobs(stage: Stage) -> None:
+def test_stored_key_shows_its_last_characters_and_pays_for_its_users_jobs(stage: Stage) -> None:
     kit, opening = stage.kit, Opening()
     made = kit.services.credentials.create("u1", API_KEY, "Mine")
     assert (made.label, made.last_four, made.mode, made.last_used_at) == ("Mine", "cdef", USER_DEEPSEEK_KEY, None)
@@ -89,7 +89,7 @@ def test_a_stored_key_shows_what_it_is_recognised_by_and_pays_for_its_users_jobs
     assert used.last_used_at == made.created_at
 
 
-def test_the_last_use_is_written_once_an_hour(kit: Kit) -> None:
+def test_last_use_is_written_at_most_once_an_hour(kit: Kit) -> None:
     service, database = kit.services.credentials, kit.database
     job = kit.new_job(credential_mode=USER_DEEPSEEK_KEY, credential_id=store(kit))
 
@@ -110,9 +110,7 @@ def test_the_last_use_is_written_once_an_hour(kit: Kit) -> None:
     assert use() == (1, first[1] + timedelta(hours=1))
 
 
-def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothing_else(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_use_is_skipped_if_the_connection_pool_is_exhausted(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     service, credential_id = kit.services.credentials, store(kit)
     job = kit.new_job(credential_mode=USER_DEEPSEEK_KEY, credential_id=credential_id)
     with kit.database.read() as session:
@@ -131,7 +129,7 @@ def test_a_pool_without_a_connection_to_spare_loses_the_note_of_a_use_and_nothin
     assert service.list_own("u1")[0].last_used_at is None
 
 
-def test_nobody_lists_deletes_or_uses_the_key_of_somebody_else(kit: Kit) -> None:
+def test_key_of_another_user_cannot_be_listed_deleted_or_used(kit: Kit) -> None:
     mine, service = store(kit), kit.services.credentials
     before = kit.everything()
     assert service.list_own("u2") == []
@@ -145,7 +143,7 @@ def test_nobody_lists_deletes_or_uses_the_key_of_somebody_else(kit: Kit) -> None
     assert not kit.rows("ai_jobs")
 
 
-def test_twenty_at_once_do_not_pass_the_limit_of_ten(live_kit: Kit) -> None:
+def test_twenty_concurrent_requests_do_not_exceed_the_limit_of_ten(live_kit: Kit) -> None:
     kit = live_kit
     outcomes = race(*[partial(store, kit, key=f"sk-{n:08}") for n in range(20)])
     refused = [one for one in outcomes if isinstance(one, ApiError)]
@@ -157,7 +155,7 @@ def test_twenty_at_once_do_not_pass_the_limit_of_ten(live_kit: Kit) -> None:
     assert store(kit, "u2")
 
 
-def test_a_deleted_key_ends_the_jobs_that_wait_for_it_and_no_call_that_has_begun(stage: Stage) -> None:
+def test_deletion_of_a_key_fails_waiting_jobs_but_no_running_call(stage: Stage) -> None:
     kit, begun, go = stage.kit, threading.Event(), threading.Event()
     opening = Opening()
 
@@ -184,9 +182,7 @@ def test_a_deleted_key_ends_the_jobs_that_wait_for_it_and_no_call_that_has_begun
     assert refused.value.details == {"reason": "credential_gone"}
 
 
-def test_a_key_that_many_jobs_were_paid_with_is_deleted_without_locking_all_of_them_at_once(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_of_a_key_detaches_its_ended_jobs_in_batches(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credential_store, "ENDED_AT_ONCE", 3)
     mine, other = store(kit), store(kit)
     terms = {"credential_mode": USER_DEEPSEEK_KEY, "user_id": "u1"}
@@ -215,7 +211,7 @@ def test_a_key_that_many_jobs_were_paid_with_is_deleted_without_locking_all_of_t
         event.remove(kit.database.engine, "commit", over)
     while changed[0] == 0:
         changed.pop(0)
-    assert changed == [3, 0, 3, 0, 1, 0, 1, 0], "a commit after each few, and the open one with the key itself"
+    assert changed == [3, 0, 3, 0, 1, 0, 1, 0], "a commit after each batch, and the waiting job with the key itself"
     assert {job_id: kit.job(job_id).credential_id for job_id in (*ended, waiting, untouched)} == {
         **dict.fromkeys([*ended, waiting]),
         untouched: other,
@@ -224,8 +220,8 @@ def test_a_key_that_many_jobs_were_paid_with_is_deleted_without_locking_all_of_t
     assert {row["id"]: row["event_seq"] for row in kit.rows("ai_jobs")} == numbers
 
 
-def test_keys_are_deleted_while_jobs_are_made_locked_and_ended_with_them(live_kit: Kit) -> None:
-    """The lock order is user, job, credential: whoever took them otherwise would meet the others in a deadlock."""
+def test_deletion_of_keys_concurrent_with_jobs_causes_no_deadlock(live_kit: Kit) -> None:
+    """The lock order is user, job, credential; another order would deadlock here."""
     kit = live_kit
     ids = [store(kit) for _ in range(6)]
     old = [kit.running(credential_mode=USER_DEEPSEEK_KEY, credential_id=one) for one in ids]
@@ -259,7 +255,7 @@ def garble(kit: Kit, credential_id: str, **values: Any) -> None:
         session.execute(update(UserModelCredential).where(UserModelCredential.id == credential_id).values(**values))
 
 
-def test_a_row_that_was_changed_fails_its_own_jobs_and_no_others(stage: Stage, log: io.StringIO) -> None:
+def test_tampered_credential_fails_only_its_own_jobs(stage: Stage, log: io.StringIO) -> None:
     kit, opening = stage.kit, Opening()
     job_type = stage.asking(opening)
     good, other = store(kit), store(kit, "u2", "sk-of-somebody-else")
@@ -281,7 +277,7 @@ def test_a_row_that_was_changed_fails_its_own_jobs_and_no_others(stage: Stage, l
     assert API_KEY not in log.getvalue()
 
 
-def test_a_job_that_was_turned_to_somebody_elses_key_does_not_run_on_it(stage: Stage) -> None:
+def test_job_redirected_to_another_users_key_fails(stage: Stage) -> None:
     kit, opening = stage.kit, Opening()
     job_id = paid_job(kit, stage.asking(opening), store(kit))
     kit.set(job_id, credential_id=store(kit, "u2", "sk-of-somebody-else"))
@@ -289,7 +285,7 @@ def test_a_job_that_was_turned_to_somebody_elses_key_does_not_run_on_it(stage: S
     assert opening.keys == []
 
 
-def test_the_key_stands_in_no_column_and_the_row_says_which_key_of_the_ring_it_needs(stage: Stage) -> None:
+def test_key_is_stored_only_encrypted_with_the_id_of_the_ring_key(stage: Stage) -> None:
     kit = stage.kit
     credential_id = store(kit)
     job_id = paid_job(kit, stage.asking(Opening()), credential_id)
@@ -302,7 +298,7 @@ def test_the_key_stands_in_no_column_and_the_row_says_which_key_of_the_ring_it_n
         assert API_KEY.encode() not in b"".join(v for r in rows for v in r.values() if isinstance(v, bytes)), name
 
 
-def test_no_statement_is_given_the_key(kit: Kit) -> None:
+def test_key_is_in_no_sql_statement(kit: Kit) -> None:
     given: list[str] = []
 
     def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
@@ -322,7 +318,7 @@ def test_no_statement_is_given_the_key(kit: Kit) -> None:
 C2, C3 = ("c2", b"d" * 32), ("c3", b"e" * 32)
 
 
-def test_nothing_starts_without_a_key_that_stored_keys_need(kit: Kit) -> None:
+def test_start_is_refused_without_a_ring_key_that_stored_keys_need(kit: Kit) -> None:
     store(kit)
     with open_kit(kit.url, credential_keys=KeyRing((C2, *CREDENTIAL_KEYS.keys))) as both:
         store(both)
@@ -369,7 +365,7 @@ def test_nothing_starts_without_a_key_that_stored_keys_need(kit: Kit) -> None:
         ({"key": "", "label": 1, "mode": None}, {"key", "label", "mode"}),
     ],
 )
-def test_what_is_no_key_label_or_mode_is_named_and_not_repeated(
+def test_invalid_key_label_or_mode_is_named_and_not_repeated(
     sqlite_kit: Kit, fields: dict[str, Any], named: set[str]
 ) -> None:
     with pytest.raises(InputInvalid) as refused:
@@ -380,7 +376,7 @@ def test_what_is_no_key_label_or_mode_is_named_and_not_repeated(
     assert not sqlite_kit.counts()
 
 
-def test_a_key_or_label_at_its_limits_is_taken(kit: Kit) -> None:
+def test_key_and_label_at_their_limits_are_accepted(kit: Kit) -> None:
     service = kit.services.credentials
     taken: list[Credential] = [
         service.create("学生", "!~" * 4, "💡" * 100),

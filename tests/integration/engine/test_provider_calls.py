@@ -109,7 +109,7 @@ def test_lost_connection_is_retried_once_and_both_calls_are_possibly_billed(stag
 
 
 @ANY_DATABASE
-def test_prompt_of_a_retry_names_the_faults_of_the_last_answer(stage: Stage) -> None:
+def test_retry_prompt_names_the_faults_of_the_last_answer(stage: Stage) -> None:
     job_id = stage.new_cards(stage.asking("not JSON at all", {"cards": []}, CARDS))
     stage.run_to_end(job_id)
     first, second, third = (request.prompt.user + request.prompt.system for request in stage.provider.requests)

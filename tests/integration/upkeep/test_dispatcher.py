@@ -233,7 +233,7 @@ def test_third_failure_after_10_and_20_seconds_ends_event_and_job(kit: Kit, disp
     assert kit.row(bad)["internal_error_message"] == "DISPATCH_FAILED: ValueError"
 
 
-def test_second_dispatcher_does_not_claim_an_event_that_was_put_off_meanwhile(live_kit: Kit) -> None:
+def test_second_dispatcher_does_not_claim_an_event_that_was_postponed_meanwhile(live_kit: Kit) -> None:
     """The second dispatcher found the event due; before it claims, the first one fails and postpones the event."""
     kit = live_kit
     (bad,) = _live_waiting(kit, 1)

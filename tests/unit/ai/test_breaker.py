@@ -1,4 +1,4 @@
-"""The rule of the circuit breaker, by a clock that is moved by hand."""
+"""The circuit breaker, with a clock that the tests advance."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def seconds(wait: timedelta | None) -> float | None:
     return None if wait is None else wait.total_seconds()
 
 
-def test_scopes_are_told_apart_by_provider_and_by_whose_key_it_is() -> None:
+def test_scopes_differ_by_provider_and_by_key_owner() -> None:
     scopes = {scope_of("a"), scope_of("b"), scope_of("a", "c1"), scope_of("a", "c2")}
     assert scopes == {"a.platform", "b.platform", "a.cred-c1", "a.cred-c2"}
 
 
-def test_it_opens_at_the_last_failure_in_a_row_and_not_before(breaker: CircuitBreaker) -> None:
+def test_breaker_opens_at_the_limit_of_consecutive_failures(breaker: CircuitBreaker) -> None:
     for _ in range(2):
         breaker.failed(SCOPE, code="PROVIDER_TIMEOUT")
     assert breaker.admit(SCOPE) is None
@@ -56,7 +56,7 @@ def test_it_opens_at_the_last_failure_in_a_row_and_not_before(breaker: CircuitBr
     assert (line["openMs"], line["log_level"]) == (30_000, "warning")
 
 
-def test_a_success_between_failures_begins_the_row_anew(breaker: CircuitBreaker) -> None:
+def test_success_resets_the_count_of_failures(breaker: CircuitBreaker) -> None:
     for _ in range(5):
         breaker.failed(SCOPE)
         breaker.failed(SCOPE)
@@ -64,7 +64,9 @@ def test_a_success_between_failures_begins_the_row_anew(breaker: CircuitBreaker)
     assert word(breaker) == "closed"
 
 
-def test_failures_that_lie_over_a_minute_apart_are_no_row(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
+def test_failures_more_than_a_minute_apart_do_not_open_the_breaker(
+    breaker: CircuitBreaker, store: MemoryBreakerStore
+) -> None:
     for _ in range(6):
         breaker.failed(SCOPE)
         store.advance(31)
@@ -74,7 +76,7 @@ def test_failures_that_lie_over_a_minute_apart_are_no_row(breaker: CircuitBreake
     assert word(breaker) == "open"
 
 
-def test_a_users_key_never_trips_the_platforms_nor_another_users(breaker: CircuitBreaker) -> None:
+def test_users_key_opens_no_breaker_of_the_platform_or_of_another_user(breaker: CircuitBreaker) -> None:
     mine, theirs = scope_of("deepseek", "mine"), scope_of("deepseek", "theirs")
     for _ in range(9):
         breaker.failed(mine)
@@ -82,22 +84,20 @@ def test_a_users_key_never_trips_the_platforms_nor_another_users(breaker: Circui
     assert breaker.admit(SCOPE) is None
 
 
-def test_an_empty_account_opens_it_at_once_and_for_the_longest_time(breaker: CircuitBreaker) -> None:
+def test_exhausted_account_opens_the_breaker_at_once_for_the_longest_time(breaker: CircuitBreaker) -> None:
     breaker.failed(SCOPE, exhausted=True)
     assert seconds(breaker.admit(SCOPE)) == 300
     assert breaker.states([SCOPE])[0].why == "PROVIDER_ACCOUNT_EXHAUSTED"
 
 
-def test_an_empty_account_found_while_it_is_open_makes_it_longer(
-    breaker: CircuitBreaker, store: MemoryBreakerStore
-) -> None:
+def test_exhausted_account_prolongs_an_open_breaker(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
     open_it(breaker)
     store.advance(20)
     breaker.failed(SCOPE, exhausted=True)
     assert seconds(breaker.admit(SCOPE)) == 300
 
 
-def test_failures_that_were_under_way_when_it_opened_change_nothing(
+def test_failures_of_calls_begun_before_it_opened_change_nothing(
     breaker: CircuitBreaker, store: MemoryBreakerStore
 ) -> None:
     open_it(breaker)
@@ -108,13 +108,15 @@ def test_failures_that_were_under_way_when_it_opened_change_nothing(
     assert (state.opened, state.failures, seconds(state.open_for)) == (1, 3, 20)
 
 
-def test_a_lucky_old_call_does_not_close_an_open_breaker(breaker: CircuitBreaker) -> None:
+def test_success_of_an_old_call_does_not_close_an_open_breaker(breaker: CircuitBreaker) -> None:
     open_it(breaker)
     breaker.succeeded(SCOPE)
     assert word(breaker) == "open"
 
 
-def test_the_probe_is_one_and_its_success_lets_all_through(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
+def test_half_open_breaker_allows_one_probe_whose_success_closes_it(
+    breaker: CircuitBreaker, store: MemoryBreakerStore
+) -> None:
     open_it(breaker)
     store.advance(30)
     assert word(breaker) == "half_open"
@@ -129,7 +131,7 @@ def test_the_probe_is_one_and_its_success_lets_all_through(breaker: CircuitBreak
     assert [breaker.admit(SCOPE) for _ in range(3)] == [None, None, None]
 
 
-def test_each_failed_probe_doubles_the_time_up_to_ten_times_the_first(
+def test_failed_probe_doubles_the_open_time_up_to_ten_times_the_first(
     breaker: CircuitBreaker, store: MemoryBreakerStore
 ) -> None:
     open_it(breaker)
@@ -149,9 +151,7 @@ def test_each_failed_probe_doubles_the_time_up_to_ten_times_the_first(
     assert seconds(breaker.admit(SCOPE)) == 30
 
 
-def test_a_probe_that_told_nothing_leaves_its_place_to_the_next(
-    breaker: CircuitBreaker, store: MemoryBreakerStore
-) -> None:
+def test_inconclusive_probe_is_repeated_by_the_next_call(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
     open_it(breaker)
     store.advance(30)
     assert breaker.admit(SCOPE) is None
@@ -159,7 +159,7 @@ def test_a_probe_that_told_nothing_leaves_its_place_to_the_next(
     assert breaker.admit(SCOPE) is None
 
 
-def test_a_call_that_is_no_probe_gives_no_ones_probe_back(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
+def test_other_call_does_not_end_a_probe(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
     assert breaker.admit(SCOPE) is None
     open_it(breaker)
     store.advance(30)
@@ -170,7 +170,7 @@ def test_a_call_that_is_no_probe_gives_no_ones_probe_back(breaker: CircuitBreake
     assert breaker.admit(SCOPE) is not None
 
 
-def test_a_probe_whose_worker_died_is_made_by_another_when_its_lease_is_over(
+def test_probe_of_a_dead_worker_is_repeated_when_its_lease_expires(
     breaker: CircuitBreaker, store: MemoryBreakerStore
 ) -> None:
     open_it(breaker)
@@ -182,14 +182,14 @@ def test_a_probe_whose_worker_died_is_made_by_another_when_its_lease_is_over(
     assert breaker.admit(SCOPE) is None
 
 
-def test_those_who_were_sent_away_do_not_come_back_as_one(store: MemoryBreakerStore) -> None:
+def test_waiting_times_are_spread(store: MemoryBreakerStore) -> None:
     chances = iter([0.0, 0.5, 1.0])
     breaker = CircuitBreaker(store, failures=1, open_s=30, chance=lambda: next(chances))
     breaker.failed(SCOPE)
     assert [seconds(breaker.admit(SCOPE)) for _ in range(3)] == [30, 33, 36]
 
 
-def test_a_breaker_that_nobody_asks_any_more_is_forgotten(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
+def test_unused_breaker_expires_after_an_hour(breaker: CircuitBreaker, store: MemoryBreakerStore) -> None:
     open_it(breaker)
     store.advance(30 + 3599)
     assert word(breaker) == "half_open"
@@ -197,7 +197,7 @@ def test_a_breaker_that_nobody_asks_any_more_is_forgotten(breaker: CircuitBreake
     assert word(breaker) == "closed"
 
 
-def test_a_breaker_closed_by_hand_is_as_new(breaker: CircuitBreaker) -> None:
+def test_breaker_closed_by_hand_starts_again_from_zero(breaker: CircuitBreaker) -> None:
     breaker.failed(SCOPE, exhausted=True)
     assert breaker.reset(SCOPE).word == "open"
     assert breaker.reset(SCOPE).word == "closed"
@@ -207,13 +207,13 @@ def test_a_breaker_closed_by_hand_is_as_new(breaker: CircuitBreaker) -> None:
 
 
 class Contended(MemoryBreakerStore):
-    """A store in which somebody else was always faster."""
+    """A store in which another process always writes first."""
 
     def swap(self, scope: str, seen: str | None, new: str | None, keep: timedelta) -> bool:
         return False
 
 
-def test_a_breaker_that_others_change_all_the_time_is_not_told_to_be_closed() -> None:
+def test_contended_reset_raises_instead_of_reporting_success() -> None:
     store = Contended()
     until = store.read([])[0] + 600_000
     MemoryBreakerStore.swap(store, SCOPE, None, f'{{"opened": 1, "until": {until}}}', timedelta(hours=1))
@@ -223,18 +223,18 @@ def test_a_breaker_that_others_change_all_the_time_is_not_told_to_be_closed() ->
     assert word(breaker) == "open"
 
 
-def test_a_failure_that_could_not_be_counted_is_told_once_for_each_scope() -> None:
+def test_uncounted_failure_is_logged_once_per_scope() -> None:
     breaker = CircuitBreaker(Contended(), failures=3, open_s=30)
     with capture_logs() as seen:
         for _ in range(3):
             breaker.failed(SCOPE)
         breaker.failed("other.platform")
-    told = [(line["event"], line["scope"], line["log_level"]) for line in seen]
-    assert told == [("breaker.contended", SCOPE, "warning"), ("breaker.contended", "other.platform", "warning")]
+    logged = [(line["event"], line["scope"], line["log_level"]) for line in seen]
+    assert logged == [("breaker.contended", SCOPE, "warning"), ("breaker.contended", "other.platform", "warning")]
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", "7", '{"colour": "red"}', '{"failed_at": 5}', "null"])
-def test_what_another_version_wrote_counts_as_closed_and_is_written_over(
+def test_unreadable_breaker_state_counts_as_closed_and_is_overwritten(
     breaker: CircuitBreaker, store: MemoryBreakerStore, text: str
 ) -> None:
     store.swap(SCOPE, None, text, timedelta(hours=1))
@@ -243,7 +243,7 @@ def test_what_another_version_wrote_counts_as_closed_and_is_written_over(
     assert word(breaker) == "open"
 
 
-def test_states_come_in_the_order_they_were_asked_for(breaker: CircuitBreaker) -> None:
+def test_states_are_returned_in_the_requested_order(breaker: CircuitBreaker) -> None:
     breaker.failed("b.platform", exhausted=True)
     states = breaker.states(["c.platform", "b.platform", "a.platform"])
     assert [(state.scope, state.word) for state in states] == [

@@ -1,4 +1,4 @@
-"""The providers file: what is there without one, and in which line a wrong one stops the start."""
+"""The providers file: defaults without one, and errors that stop the start."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def refused(folder: Path, text: str, **keys: str) -> str:
     return line
 
 
-def test_without_a_key_everything_works_by_the_built_in_provider() -> None:
+def test_built_in_provider_is_the_default_without_a_key() -> None:
     catalogue = Catalogue.load(None, {})
     assert catalogue.routes[DEFAULT] == (LOCAL,)
     assert not catalogue.providers["deepseek"].ready
 
 
-def test_one_key_is_all_that_deepseek_needs() -> None:
+def test_deepseek_needs_only_a_key() -> None:
     catalogue = Catalogue.load(None, {"deepseek": KEY})
     assert catalogue.routes[DEFAULT] == (Route("deepseek", "deepseek-flash"),)
     assert catalogue.providers["deepseek"].extra_body == {"thinking": {"type": "disabled"}}
     assert KEY not in repr(catalogue)
 
 
-def test_users_keys_have_their_way_whatever_the_platform_uses(tmp_path: Path) -> None:
+def test_route_of_users_keys_does_not_depend_on_the_platforms_route(tmp_path: Path) -> None:
     catalogue = load(tmp_path, ACME + '[routes]\ndefault = ["acme/m1"]\n', acme=KEY)
     assert catalogue.user_routes == {"user_deepseek_key": (Route("deepseek", "deepseek-flash"),)}
 
 
-def test_a_route_is_tried_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_route_keeps_the_order_of_the_file(tmp_path: Path) -> None:
     steps = '["acme/m2", "deepseek/deepseek-flash", "local/local-extractive-v1"]'
     catalogue = load(tmp_path, f"{ACME}[routes]\ndefault = {steps}\n", acme=KEY, deepseek=KEY)
     assert catalogue.routes[DEFAULT] == (Route("acme", "m2"), Route("deepseek", "deepseek-flash"), LOCAL)
     assert catalogue.providers["acme"].base_url == "https://acme.example/v1"
 
 
-def test_a_file_may_say_otherwise_of_a_built_in_provider(tmp_path: Path) -> None:
+def test_file_may_override_a_built_in_provider(tmp_path: Path) -> None:
     text = (
         '[provider.deepseek]\nbase_url = "https://proxy.example"\nmodels = ["deepseek-flash"]\njson_mode = "prompt"\n'
     )
@@ -87,12 +87,12 @@ def test_a_file_may_say_otherwise_of_a_built_in_provider(tmp_path: Path) -> None
         (ACME, {"acmee": KEY}, "AIJOBS_ACMEE_API_KEY"),
     ],
 )
-def test_a_file_that_is_wrong_stops_the_start_with_what_is_wrong_in_it(
+def test_invalid_providers_file_stops_the_start_and_names_the_error(
     tmp_path: Path, text: str, keys: dict[str, str], said: str
 ) -> None:
     assert said in refused(tmp_path, text, **keys)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_providers_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="AIJOBS_PROVIDERS: there is no file"):
         Catalogue.load(tmp_path / "gone.toml", {})

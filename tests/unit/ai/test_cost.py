@@ -1,4 +1,4 @@
-"""Cost in whole micro-units: never 0 for what has no price, never a token billed twice."""
+"""Cost in whole micro-units: an unknown price is never 0, and no token is billed twice."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def cost(model: str, prompt: int, completion: int, cached: int = 0, at: datetime
         ("deepseek-v4-pro", 1_000_000, 0, 1_000_000, 22_000),
     ],
 )
-def test_the_list_is_applied_and_a_cached_token_is_billed_once(
+def test_cost_follows_the_price_list_and_bills_cached_tokens_once(
     model: str, prompt: int, completion: int, cached: int, micro_units: int
 ) -> None:
     assert cost(model, prompt, completion, cached) == Cost(micro_units, "USD", PRICES.version)
 
 
-def test_a_model_without_a_price_costs_nothing_known_and_not_zero() -> None:
+def test_cost_of_a_model_without_a_price_is_unknown() -> None:
     assert cost("deepseek-chat", 100, 100) is None
     assert (
         PRICES.cost("vllm", "deepseek-flash", prompt_tokens=1, completion_tokens=1, cached_tokens=0, at=SUNDAY) is None
@@ -57,7 +57,7 @@ def test_a_model_without_a_price_costs_nothing_known_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize("model", ["deepseek-flash-2026-09-01", "deepseek-flash-20260901"])
-def test_a_dated_name_has_the_price_of_its_model(model: str) -> None:
+def test_dated_model_name_has_the_price_of_its_model(model: str) -> None:
     assert cost(model, 1_000_000, 0) == cost("deepseek-flash", 1_000_000, 0)
 
 
@@ -74,7 +74,7 @@ def test_a_dated_name_has_the_price_of_its_model(model: str) -> None:
         (datetime(2026, 11, 7, 2, tzinfo=UTC), 1),
     ],
 )
-def test_peak_hours_are_those_of_beijing_on_working_days(at: datetime, factor: int) -> None:
+def test_peak_hours_are_working_hours_in_beijing(at: datetime, factor: int) -> None:
     found = cost("deepseek-flash", 1_000_000, 0, at=at)
 
     assert found is not None
@@ -82,7 +82,7 @@ def test_peak_hours_are_those_of_beijing_on_working_days(at: datetime, factor: i
 
 
 @given(prompt=st.integers(0, 10**12), completion=st.integers(0, 10**12), share=st.integers(0, 100))
-def test_a_cost_is_exact_to_half_a_micro_unit(prompt: int, completion: int, share: int) -> None:
+def test_cost_is_exact_to_half_a_micro_unit(prompt: int, completion: int, share: int) -> None:
     cached = prompt * share // 100
     found = cost("deepseek-flash", prompt, completion, cached)
 
@@ -93,12 +93,12 @@ def test_a_cost_is_exact_to_half_a_micro_unit(prompt: int, completion: int, shar
 
 
 @pytest.mark.parametrize(("prompt", "completion", "cached"), [(-1, 0, 0), (0, -1, 0), (1, 1, 2), (1, 1, -1)])
-def test_counts_that_can_not_be_are_refused(prompt: int, completion: int, cached: int) -> None:
+def test_impossible_token_counts_are_refused(prompt: int, completion: int, cached: int) -> None:
     with pytest.raises(ValueError, match="token counts"):
         cost("deepseek-flash", prompt, completion, cached)
 
 
-def test_a_list_of_ones_own_replaces_the_built_in_one(tmp_path: Path) -> None:
+def test_own_price_list_replaces_the_built_in_one(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(BUILT_IN.read_text("utf-8").replace("150_000", "151_000").replace("2026-11-01", "ours-1"), "utf-8")
 
@@ -121,7 +121,7 @@ def test_a_list_of_ones_own_replaces_the_built_in_one(tmp_path: Path) -> None:
         ("[[model]]", "[[model"),
     ],
 )
-def test_a_list_that_is_wrong_is_refused_at_the_start(tmp_path: Path, old: str, new: str) -> None:
+def test_invalid_price_list_stops_the_start(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(BUILT_IN.read_text("utf-8").replace(old, new, 1), "utf-8")
 
@@ -129,20 +129,20 @@ def test_a_list_that_is_wrong_is_refused_at_the_start(tmp_path: Path, old: str, 
         CostCalculator.load(path)
 
 
-def test_a_missing_list_is_named(tmp_path: Path) -> None:
+def test_missing_price_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gone\.toml"):
         CostCalculator.load(tmp_path / "gone.toml")
 
 
-def test_the_built_in_list_holds_no_float() -> None:
+def test_built_in_price_list_has_only_integers() -> None:
     document = tomllib.loads(BUILT_IN.read_text("utf-8"))
 
     amounts = [model[field] for model in document["model"] for field in ("input", "cached_input", "output")]
     assert {type(amount) for amount in amounts} == {int}
 
 
-def test_a_quota_of_cost_that_could_never_be_reached_stops_the_start(tmp_path: Path) -> None:
-    """Calls without a price cost nothing, so the limit silently didn't hold."""
+def test_cost_quota_for_models_without_a_price_stops_the_start(tmp_path: Path) -> None:
+    """Calls without a price add no cost, so the limit would never take effect."""
     (tmp_path / "providers.toml").write_text(
         '[provider.acme]\nbase_url = "https://acme.example"\nmodels = ["m1"]\nkey = "none"\n'
         '[routes]\ndefault = ["acme/m1"]\n'

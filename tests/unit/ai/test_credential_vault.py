@@ -1,4 +1,4 @@
-"""A stored key opens in its own row, under its own key of the ring, unchanged, or not at all."""
+"""A stored key can be decrypted only unchanged, in its own row, with its own key of the ring."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def vault(*keys: tuple[str, bytes], secret_key: str = SECRET) -> CredentialVault
 
 
 def refusal(opened_by: CredentialVault, sealed: Sealed, place: Place = PLACE) -> str:
-    """Why it doesn't open; nothing of the refusal holds the key or the ring's secrets."""
+    """Return the refusal's internal text; assert that it holds neither the key nor secrets of the ring."""
     with pytest.raises(JobError) as caught:
         opened_by.open(sealed, place)
     assert caught.value.code == "CREDENTIAL_UNREADABLE"
-    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caught.value.internal
-    assert API_KEY not in told
-    assert "1" * 32 not in told
+    text = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caught.value.internal
+    assert API_KEY not in text
+    assert "1" * 32 not in text
     assert place.credential_id in caught.value.internal
     return caught.value.internal
 
 
-def test_what_is_sealed_for_a_row_opens_there() -> None:
+def test_key_sealed_for_a_row_opens_there() -> None:
     sealed = vault().seal(API_KEY, PLACE)
     assert sealed.key_id == "k1"
     assert API_KEY.encode() not in sealed.ciphertext
     assert vault().open(sealed, PLACE) == API_KEY
 
 
-def test_the_format_is_what_the_documentation_says_byte_by_byte() -> None:
+def test_ciphertext_has_the_documented_format() -> None:
     sealed = vault().seal(API_KEY, PLACE)
     assert sealed.ciphertext[:1] == VERSION == b"\x01"
     assert len(sealed.ciphertext) == 1 + 12 + len(API_KEY) + 16
@@ -58,18 +58,18 @@ def test_the_format_is_what_the_documentation_says_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("field", ["credential_id", "user_id", "mode"])
-def test_a_key_copied_to_another_row_user_or_mode_does_not_open(field: str) -> None:
+def test_key_copied_to_another_row_user_or_mode_does_not_open(field: str) -> None:
     sealed = vault().seal(API_KEY, PLACE)
     for other in (getattr(PLACE, field) + "x", getattr(PLACE, field).upper(), ""):
         assert "another row's" in refusal(vault(), sealed, replace(PLACE, **{field: other}))
 
 
-def test_a_user_who_looks_like_another_is_another() -> None:
+def test_key_of_a_user_does_not_open_for_a_look_alike_name() -> None:
     sealed = vault().seal(API_KEY, replace(PLACE, user_id="Müller"))
     assert refusal(vault(), sealed, replace(PLACE, user_id="Mu\u0308ller"))
 
 
-def test_no_bit_of_a_ciphertext_may_change() -> None:
+def test_ciphertext_with_any_changed_bit_does_not_open() -> None:
     sealed = vault().seal(API_KEY, PLACE)
     version, tag = 1, len(sealed.ciphertext) - TAG_BYTES
     places = {
@@ -87,7 +87,7 @@ def test_no_bit_of_a_ciphertext_may_change() -> None:
                 assert ("version" if part == "version" else "was changed") in why
 
 
-def test_a_ciphertext_that_is_cut_off_or_has_more_does_not_open() -> None:
+def test_truncated_or_extended_ciphertext_does_not_open() -> None:
     whole = vault().seal(API_KEY, PLACE).ciphertext
     for length in range(len(whole)):
         assert refusal(vault(), Sealed("k1", whole[:length]))
@@ -96,14 +96,14 @@ def test_a_ciphertext_that_is_cut_off_or_has_more_does_not_open() -> None:
     assert refusal(vault(), Sealed("k1", whole[:1] + whole))
 
 
-def test_a_key_that_the_ring_does_not_hold_is_named_without_its_secret() -> None:
+def test_missing_ring_key_is_named_without_its_secret() -> None:
     sealed = vault(K1).seal(API_KEY, PLACE)
     assert "'k1', which AIJOBS_CREDENTIAL_KEYS doesn't hold" in refusal(vault(K2), sealed)
     assert "another key named 'k1'" in refusal(vault(("k1", b"9" * 32)), sealed)
     assert refusal(vault(K2, K1), replace(sealed, key_id="k2"))
 
 
-def test_the_first_key_of_the_ring_seals_and_every_key_opens() -> None:
+def test_first_ring_key_seals_and_every_ring_key_opens() -> None:
     old = vault(K1).seal(API_KEY, PLACE)
     both = vault(K2, K1)
     assert both.key_ids == ("k2", "k1")
@@ -113,18 +113,18 @@ def test_the_first_key_of_the_ring_seals_and_every_key_opens() -> None:
     assert vault(K2).open(new, PLACE) == API_KEY
 
 
-def test_an_empty_ring_seals_nothing() -> None:
+def test_empty_ring_seals_nothing() -> None:
     with pytest.raises(SettingsError, match="AIJOBS_CREDENTIAL_KEYS"):
         CredentialVault(KeyRing(()), SECRET).seal(API_KEY, PLACE)
 
 
-def test_no_nonce_is_used_twice_and_equal_keys_never_look_alike() -> None:
+def test_nonces_and_ciphertexts_are_never_repeated() -> None:
     made = {vault().seal(API_KEY, PLACE).ciphertext for _ in range(2000)}
     assert len({ciphertext[1:13] for ciphertext in made}) == len({ciphertext[13:] for ciphertext in made}) == 2000
 
 
-def test_the_same_secret_in_two_uses_gives_two_keys() -> None:
-    """A secret that somebody set for everything must not make a fingerprint a by-product of the cipher's key."""
+def test_same_secret_gives_different_keys_for_cipher_and_fingerprint() -> None:
+    """If somebody sets one secret for everything, fingerprints must not be made with the cipher's key."""
     same = vault(("k1", SECRET.encode()), secret_key=SECRET)
     sealed = same.seal(API_KEY, PLACE)
     with pytest.raises(InvalidTag):
@@ -133,7 +133,7 @@ def test_the_same_secret_in_two_uses_gives_two_keys() -> None:
     assert not direct.startswith(same.fingerprint(API_KEY, "u1"))
 
 
-def test_a_fingerprint_tells_keys_apart_and_outlives_the_ring() -> None:
+def test_fingerprint_differs_by_key_and_user_and_does_not_depend_on_the_ring() -> None:
     print_of = vault(K1).fingerprint(API_KEY, "u1")
     assert len(print_of) == 16
     assert vault(K2).fingerprint(API_KEY, "u1") == print_of
@@ -147,7 +147,7 @@ def test_a_fingerprint_tells_keys_apart_and_outlives_the_ring() -> None:
     assert print_of not in others
 
 
-def test_a_sealed_key_on_its_way_shows_nothing_and_is_opened_each_time_anew() -> None:
+def test_sealed_key_shows_nothing_and_is_decrypted_at_each_use() -> None:
     sealed = SealedKey(vault(), vault().seal(API_KEY, PLACE), PLACE)
     assert (repr(sealed), str(sealed)) == ("SealedKey()", "SealedKey()")
     assert sealed.credential_id == PLACE.credential_id

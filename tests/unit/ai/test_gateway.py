@@ -1,4 +1,4 @@
-"""Router and gateway: which providers are asked in which order, and a call announced before it leaves."""
+"""Router and gateway: the order of providers, and a usage row before each call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Type:
 
 @dataclass
 class Scripted:
-    """A provider that fails with these codes in turn, and then answers."""
+    """A provider that fails with these codes in turn, then answers."""
 
     name: str
     log: list[str]
@@ -52,7 +52,7 @@ class Scripted:
     asked: list[object] = field(default_factory=list)
     """The terms of each request."""
     last: list[bool] = field(default_factory=list)
-    """Whether each was asked as the last route."""
+    """Whether each request was on the last route."""
 
     def generate(self, request: GenerateRequest, token: CancellationToken) -> GenerateAnswer:
         self.log.append(f"asked {self.name}")
@@ -66,7 +66,7 @@ class Scripted:
 
 @dataclass
 class Book:
-    """A ledger that writes into the providers' log."""
+    """A ledger that writes to the providers' log."""
 
     log: list[str]
 
@@ -79,7 +79,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A user's key, or one that can't be read."""
+    """A user's key, readable or not."""
 
     credential_id: str = "c1"
     readable: bool = True
@@ -107,46 +107,46 @@ def new_breaker(failures: int = 2) -> CircuitBreaker:
         ("large", "user_deepseek_key", OWN),
     ],
 )
-def test_a_users_key_never_pays_a_route_of_the_platform(
+def test_users_key_never_pays_for_a_route_of_the_platform(
     route: str | None, mode: str, expected: tuple[Route, ...]
 ) -> None:
     assert ROUTER.routes(Type(route=route), mode) == expected
 
 
 @pytest.mark.parametrize(("route", "mode"), [("gone", "platform_key"), (None, "user_deepseek_key")])
-def test_a_route_that_is_not_configured_is_a_fault_of_ours(route: str | None, mode: str) -> None:
+def test_unconfigured_route_is_a_configuration_error(route: str | None, mode: str) -> None:
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
         ModelRouter({"default": LOCAL}, "default").routes(Type(route=route), mode)
 
 
-def test_a_call_is_announced_before_it_leaves() -> None:
+def test_call_is_recorded_before_it_is_sent() -> None:
     log: list[str] = []
     answer = gateway_to(Scripted("one", log)).generate(request(), (ONE,), HandToken(), Book(log))
     assert log == ["opened one", "asked one"]
-    assert answer.finish_reason == "length", "an answer that was cut off comes back, so that its cost is known"
+    assert answer.finish_reason == "length", "a truncated answer is returned, so that its cost is known"
 
 
-def test_a_provider_is_told_whether_another_route_is_left_to_ask() -> None:
+def test_provider_knows_whether_another_route_is_left() -> None:
     one, two = Scripted("one", [], ["PROVIDER_UNAVAILABLE"]), Scripted("two", [])
     gateway_to(one, two).generate(request(), (ONE, TWO), HandToken(), Book([]))
     assert (one.last, two.last) == ([False], [True])
 
 
-def test_a_route_whose_breaker_is_open_is_not_left_to_ask() -> None:
+def test_route_with_an_open_breaker_does_not_count_as_left() -> None:
     one, two, breaker = Scripted("one", []), Scripted("two", []), new_breaker(1)
     breaker.failed(scope_of("two", None), code="PROVIDER_UNAVAILABLE")
     gateway_to(one, two, breaker=breaker).generate(request(), (ONE, TWO), HandToken(), Book([]))
     assert one.last == [True]
 
 
-def test_a_cancelled_attempt_makes_no_call_and_announces_none() -> None:
+def test_cancelled_attempt_makes_and_records_no_call() -> None:
     log: list[str] = []
     with pytest.raises(JobError, match="CANCELLED"):
         gateway_to(Scripted("one", log)).generate(request(), (ONE,), HandToken(0), Book(log))
     assert log == []
 
 
-def test_a_route_to_no_provider_is_a_fault_of_ours() -> None:
+def test_route_to_an_unknown_provider_is_a_configuration_error() -> None:
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
         gateway_to().generate(request(), (ONE,), HandToken(), Book([]))
 
@@ -161,7 +161,7 @@ def test_a_route_to_no_provider_is_a_fault_of_ours() -> None:
         "CREDENTIAL_PLATFORM_INVALID",
     ],
 )
-def test_a_failure_that_bought_nothing_is_followed_by_the_next_route(code: str) -> None:
+def test_unbilled_failure_is_followed_by_the_next_route(code: str) -> None:
     log: list[str] = []
     gateway = gateway_to(Scripted("one", log, [code]), Scripted("two", log))
     assert gateway.generate(request(), (ONE, TWO), HandToken(), Book(log)).provider == "two"
@@ -182,7 +182,7 @@ def test_a_failure_that_bought_nothing_is_followed_by_the_next_route(code: str) 
         "INTERNAL_CONFIG",
     ],
 )
-def test_what_may_be_paid_or_would_fail_anywhere_is_not_asked_elsewhere(code: str) -> None:
+def test_possibly_billed_or_permanent_failure_is_not_tried_on_another_route(code: str) -> None:
     log: list[str] = []
     gateway = gateway_to(Scripted("one", log, [code]), Scripted("two", log))
     with pytest.raises(JobError, match=code):
@@ -210,10 +210,10 @@ BUSY, FULL = "busy", "full"
         ("PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_PLATFORM_INVALID", "PROVIDER_ACCOUNT_EXHAUSTED"),
     ],
 )
-def test_of_several_failures_the_one_stands_that_leaves_the_job_most_hope(
+def test_most_retryable_of_several_failures_is_raised(
     monkeypatch: pytest.MonkeyPatch, first: str | CallFailed, second: str | CallFailed, stands: str
 ) -> None:
-    """An empty account ended jobs for good that the next provider would have answered a minute later."""
+    """An earlier defect: an exhausted account failed jobs that the next provider would have answered a minute later."""
     monkeypatch.setattr("aijobs.ai.calling.gateway.SLOT_WAIT_S", 0.0)
     log, breaker, slots = list[str](), new_breaker(), MemoryCallSlots()
     providers = []
@@ -233,7 +233,7 @@ def test_of_several_failures_the_one_stands_that_leaves_the_job_most_hope(
         assert getattr(caught.value, "code", None) == stands
 
 
-def test_a_provider_with_an_open_breaker_is_passed_over() -> None:
+def test_provider_with_an_open_breaker_is_skipped() -> None:
     log, breaker = list[str](), new_breaker()
     breaker.failed(scope_of("one"), exhausted=True)
     gateway = gateway_to(Scripted("one", log), Scripted("two", log), breaker=breaker)
@@ -241,7 +241,7 @@ def test_a_provider_with_an_open_breaker_is_passed_over() -> None:
     assert log == ["opened two", "asked two"]
 
 
-def test_where_nobody_is_to_be_asked_the_job_is_told_when_to_come_back() -> None:
+def test_job_waits_for_the_first_breaker_if_all_are_open() -> None:
     log, breaker = list[str](), new_breaker()
     breaker.failed(scope_of("one"), exhausted=True)
     for _ in range(2):
@@ -270,7 +270,7 @@ def test_where_nobody_is_to_be_asked_the_job_is_told_when_to_come_back() -> None
         ("INTERNAL_CONFIG", "closed"),
     ],
 )
-def test_what_says_nothing_against_a_provider_never_opens_its_breaker(fault: str | CallFailed, word: str) -> None:
+def test_only_failures_of_the_provider_open_its_breaker(fault: str | CallFailed, word: str) -> None:
     log, breaker = list[str](), new_breaker()
     gateway = gateway_to(Scripted("one", log, [fault] * 5), breaker=breaker)
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_what_says_nothing_against_a_provider_never_opens_its_breaker(fault: str
     assert [state.word for state in breaker.states([scope_of("one")])] == [word]
 
 
-def test_a_users_key_trips_no_breaker_of_the_platform() -> None:
+def test_failures_on_a_users_key_open_no_breaker_of_the_platform() -> None:
     log, breaker = list[str](), new_breaker()
     gateway = gateway_to(Scripted("one", log, ["PROVIDER_UNAVAILABLE"] * 2), breaker=breaker)
     for _ in range(2):
@@ -289,25 +289,25 @@ def test_a_users_key_trips_no_breaker_of_the_platform() -> None:
     assert words == ["closed", "open"]
 
 
-def test_a_key_that_can_not_be_read_is_no_call() -> None:
+def test_unreadable_key_makes_no_call() -> None:
     log: list[str] = []
     with pytest.raises(JobError, match="CREDENTIAL_UNREADABLE"):
         gateway_to(Scripted("one", log)).generate(request(Sealed(readable=False)), (ONE,), HandToken(), Book(log))
     assert log == []
 
 
-def test_a_constraint_that_is_refused_costs_a_call_each_step_and_is_then_given_up() -> None:
+def test_refused_constraint_is_relaxed_step_by_step() -> None:
     log: list[str] = []
     refused = [LessWanted("scripted", CallFacts(), replace(request(), terms=step)) for step in range(5)]
     one = Scripted("one", log, [*refused[:2]])
     assert gateway_to(one).generate(request(), (ONE,), HandToken(), Book(log)).text == "{}"
     assert log.count("opened one") == 3
-    assert one.asked == [None, 0, 1], "each call is made on what the one before it found out"
+    assert one.asked == [None, 0, 1], "each call uses what the previous one learned"
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
         gateway_to(Scripted("one", log, [*refused])).generate(request(), (ONE,), HandToken(), Book(log))
 
 
-def test_a_slot_comes_back_whatever_the_call_came_to() -> None:
+def test_slot_is_released_after_every_failure() -> None:
     log, slots = list[str](), MemoryCallSlots()
     one = Scripted("one", log, ["INTERNAL_CONFIG", RuntimeError("a bug")])
     gateway = AiGateway([one], {"one": 1}, new_breaker(), slots)
@@ -318,10 +318,10 @@ def test_a_slot_comes_back_whatever_the_call_came_to() -> None:
 
 
 @pytest.mark.parametrize(("failures", "later_s", "crowded"), [(0, 0, True), (1, 0, True), (2, 31, False)])
-def test_full_slots_are_no_outage_unless_the_provider_is_not_known_to_be_well(
+def test_full_slots_are_an_outage_only_if_the_breaker_is_not_closed(
     monkeypatch: pytest.MonkeyPatch, failures: int, later_s: int, crowded: bool
 ) -> None:
-    """Calls on users' own keys fill the slots of a provider whose breaker for the platform's waits for its probe."""
+    """Calls on users' keys fill the slots of a provider while the breaker of the platform's key waits for its probe."""
     monkeypatch.setattr("aijobs.ai.calling.gateway.SLOT_WAIT_S", 0.0)
     log, store, slots = list[str](), MemoryBreakerStore(), MemoryCallSlots()
     breaker = CircuitBreaker(store, 2, 30.0, chance=lambda: 0.0)
@@ -335,7 +335,7 @@ def test_full_slots_are_no_outage_unless_the_provider_is_not_known_to_be_well(
     assert (busy.value.crowded, log) == (crowded, [])
 
 
-def test_a_provider_in_this_process_needs_neither_breaker_nor_slots() -> None:
+def test_built_in_provider_needs_neither_breaker_nor_slots() -> None:
     log, breaker = list[str](), new_breaker()
     breaker.failed(scope_of("one"), exhausted=True)
     gateway = AiGateway([Scripted("one", log)], {}, breaker, MemoryCallSlots())
@@ -343,8 +343,8 @@ def test_a_provider_in_this_process_needs_neither_breaker_nor_slots() -> None:
 
 
 @pytest.mark.parametrize("code", ["PROVIDER_UNAVAILABLE", "PROVIDER_ACCOUNT_EXHAUSTED"])
-def test_the_job_that_is_picked_as_the_probe_is_not_burnt_by_what_it_finds(code: str) -> None:
-    """Each probe of an outage was one waiting job's last try."""
+def test_job_of_a_failed_probe_is_postponed(code: str) -> None:
+    """An earlier defect: each probe during an outage used up one waiting job's attempt."""
     log, store = list[str](), MemoryBreakerStore()
     breaker = CircuitBreaker(store, 1, 30.0, chance=lambda: 0.0)
     gateway = gateway_to(Scripted("one", log, [code]), breaker=breaker)
@@ -352,5 +352,5 @@ def test_the_job_that_is_picked_as_the_probe_is_not_burnt_by_what_it_finds(code:
     store.advance(31)
     with pytest.raises(ProvidersBusy) as busy:
         gateway.generate(request(), (ONE,), HandToken(), Book(log))
-    assert log == ["opened one", "asked one", f"failed {code}"], "its call has its row"
+    assert log == ["opened one", "asked one", f"failed {code}"], "its call has a usage row"
     assert busy.value.wait >= timedelta(seconds=60)

@@ -1,4 +1,4 @@
-"""Thirty jobs meet an account without balance: the platform's burns none of them, a user's own is that user's alone."""
+"""An account without balance: the platform's fails no waiting job, and a user's fails only that user's jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Key:
 
 
 class Account:
-    """A provider that says of each call, by whose key it came, what `answers` say; it counts the calls."""
+    """A provider that answers by key as `answers` say, and counts the calls."""
 
     name = "deepseek"
 
@@ -58,7 +58,7 @@ def store() -> MemoryBreakerStore:
 
 
 def run(account: Account, store: MemoryBreakerStore, users: Sequence[str | None]) -> list[str]:
-    """What became of one job after the other, each of the platform (None) or on a user's key."""
+    """Run one job after another, each for the platform (None) or on a user's key; return their ends."""
     gateway = gateway_to(account, breaker=CircuitBreaker(store, 5, 30))
     ends = []
     for user in users:
@@ -73,7 +73,7 @@ def run(account: Account, store: MemoryBreakerStore, users: Sequence[str | None]
     return ends
 
 
-def test_an_empty_account_of_the_platform_is_asked_once_and_then_by_probes_alone(store: MemoryBreakerStore) -> None:
+def test_exhausted_platform_account_is_called_once_and_then_by_probes_only(store: MemoryBreakerStore) -> None:
     account = Account({None: "PROVIDER_ACCOUNT_EXHAUSTED"})
     assert run(account, store, [None] * 30) == ["PROVIDER_ACCOUNT_EXHAUSTED", *["sent back"] * 29]
     store.advance(300)
@@ -85,7 +85,7 @@ def test_an_empty_account_of_the_platform_is_asked_once_and_then_by_probes_alone
     assert run(account, store, [None] * 3) == ["answered"] * 3
 
 
-def test_an_empty_account_of_one_user_fails_that_users_jobs_and_no_others(store: MemoryBreakerStore) -> None:
+def test_exhausted_user_account_fails_only_that_users_jobs(store: MemoryBreakerStore) -> None:
     account = Account({"ana": "CREDENTIAL_INSUFFICIENT_BALANCE"})
     ends = run(account, store, ["ana", None, "bo"] * 10)
     assert ends == ["CREDENTIAL_INSUFFICIENT_BALANCE", "answered", "answered"] * 10
@@ -95,12 +95,12 @@ def test_an_empty_account_of_one_user_fails_that_users_jobs_and_no_others(store:
 
 
 @pytest.mark.parametrize("code", ["VALIDATION_OUTPUT_NOT_JSON", "CONTENT_SAFETY_PROVIDER", "PROVIDER_EMPTY_OUTPUT"])
-def test_what_a_model_says_is_no_outage_of_its_provider(store: MemoryBreakerStore, code: str) -> None:
+def test_unusable_answer_does_not_open_the_breaker(store: MemoryBreakerStore, code: str) -> None:
     account = Account({None: code})
     assert run(account, store, [None] * 20) == [code] * 20
 
 
-def test_gateway_errors_are_asked_again_until_the_breaker_opens_and_not_once_more(store: MemoryBreakerStore) -> None:
+def test_unavailable_provider_is_called_until_its_breaker_opens(store: MemoryBreakerStore) -> None:
     account = Account({None: "PROVIDER_UNAVAILABLE"})
     assert run(account, store, [None] * 30) == [*["PROVIDER_UNAVAILABLE"] * 5, *["sent back"] * 25]
     assert account.calls == {None: 5}

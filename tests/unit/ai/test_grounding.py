@@ -1,4 +1,4 @@
-"""Quotes are found whatever their width, case, quotes and white space, and nowhere else."""
+"""Quotes are found regardless of width, case, quotation marks and white space."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("text", "quote"), FOUND)
-def test_a_quote_is_found_whatever_its_dress(text: str, quote: str) -> None:
+def test_quote_is_found_regardless_of_typography(text: str, quote: str) -> None:
     assert FoldedText(text).locate(quote) is not None
 
 
 @pytest.mark.parametrize("quote", ["", "a", "the", "植", "   ", "plants eat sugar", "Plants make sugar!!"])
-def test_what_is_not_there_or_proves_nothing_is_not_found(quote: str) -> None:
+def test_absent_or_trivial_quote_is_not_found(quote: str) -> None:
     assert FoldedText("Plants make sugar. The 植物.").locate(quote) is None
 
 
-def test_the_place_is_that_of_the_verbatim_text() -> None:
+def test_place_of_a_quote_refers_to_the_verbatim_text() -> None:
     text = "First.  “Osmosis”\n is diffusion of WATER. cafe\u0301"
     folded = FoldedText(text)
 
@@ -48,7 +48,7 @@ def test_the_place_is_that_of_the_verbatim_text() -> None:
     assert folded.slice(accent) == "cafe\u0301"
 
 
-def test_combining_marks_behind_a_quote_are_not_walked_along_at_each_search() -> None:
+def test_combining_marks_after_a_quote_do_not_slow_down_searches() -> None:
     few, many = (FoldedText(f"Water{chr(0x301) * marks}") for marks in (10, 4_000))
     few.locate("water")
 
@@ -56,7 +56,7 @@ def test_combining_marks_behind_a_quote_are_not_walked_along_at_each_search() ->
 
 
 @given(before=st.text(), quote=st.text(min_size=4), after=st.text())
-def test_a_verbatim_quote_is_found_unless_it_folds_to_nothing(before: str, quote: str, after: str) -> None:
+def test_verbatim_quote_is_found_unless_it_folds_to_nothing(before: str, quote: str, after: str) -> None:
     folded = FoldedText(before + quote + after)
 
     place = folded.locate(quote)
@@ -78,5 +78,5 @@ def test_a_verbatim_quote_is_found_unless_it_folds_to_nothing(before: str, quote
         ("1789", None),
     ],
 )
-def test_a_script_is_told_by_words_and_not_by_characters(text: str, script: str | None) -> None:
+def test_script_is_detected_by_words_and_not_by_characters(text: str, script: str | None) -> None:
     assert script_of(text) == script

@@ -1,4 +1,4 @@
-"""Rules that all items share."""
+"""Rules for items of every job type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aijobs.learning.items import Questions, require_enough, shuffled, text_faul
         ("<!-- note -->", None),
     ],
 )
-def test_what_may_not_be_shown_is_named(text: str, fault: str | None) -> None:
+def test_unshowable_text_is_named(text: str, fault: str | None) -> None:
     found = text_fault(text, 100)
 
     assert (found is None) if fault is None else (found is not None and fault in found)
@@ -45,7 +45,7 @@ def kept(*texts: str) -> list[bool]:
          "Explain how green plants turn light energy, water and carbon dioxide into sugar and oxygen for life, growth"),
     ],
 )  # fmt: skip
-def test_near_duplicates_are_seen(one: str, other: str) -> None:
+def test_near_duplicates_are_detected(one: str, other: str) -> None:
     assert kept(one, other) == [True, False]
     assert kept(other, one) == [True, False]
 
@@ -60,7 +60,7 @@ def test_near_duplicates_are_seen(one: str, other: str) -> None:
         ("什么是细胞？", "什么是细胞壁？"),
     ],
 )
-def test_two_questions_are_not_taken_for_one(one: str, other: str) -> None:
+def test_similar_but_different_questions_are_kept(one: str, other: str) -> None:
     assert kept(one, other) == [True, True]
 
 
@@ -72,7 +72,7 @@ def test_questions_keep_each_question_once() -> None:
     assert kept == [True, True, False]
 
 
-def test_the_order_is_the_jobs_own_and_the_same_each_time() -> None:
+def test_shuffled_order_depends_on_the_job_and_is_stable() -> None:
     items = list(range(20))
 
     first = shuffled(items, "job-a")
@@ -84,14 +84,14 @@ def test_the_order_is_the_jobs_own_and_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize(("kept", "asked_for"), [(1, 1), (3, 5), (6, 10), (2, 3)])
-def test_sixty_percent_are_enough(kept: int, asked_for: int) -> None:
+def test_sixty_percent_of_the_items_are_enough(kept: int, asked_for: int) -> None:
     require_enough(kept, asked_for, ["odd"] * (asked_for - kept))
 
     assert kept >= 0.6 * asked_for
 
 
 @pytest.mark.parametrize(("kept", "asked_for"), [(0, 0), (0, 1), (2, 5), (5, 10)])
-def test_fewer_are_refused_with_the_commonest_reasons_first(kept: int, asked_for: int) -> None:
+def test_too_few_items_are_refused_with_the_commonest_reasons_first(kept: int, asked_for: int) -> None:
     with pytest.raises(JobError) as caught:
         require_enough(kept, asked_for, ["rare", "common", "common"])
 

@@ -1,4 +1,4 @@
-"""The built-in provider: every card is a quote, reads well by itself, and is the same each time."""
+"""The built-in provider: every card is a quote, is understandable by itself, and is the same each time."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("text", "front", "back"), ASKED, ids=[case[1] for case in ASKED])
-def test_a_plain_statement_becomes_the_question_a_teacher_would_ask(
-    provider: LocalProvider, text: str, front: str, back: str
-) -> None:
+def test_plain_statement_becomes_a_question(provider: LocalProvider, text: str, front: str, back: str) -> None:
     assert (front, back) in sides(provider, text)
 
 
@@ -153,13 +151,11 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("text", "cloze"), HIDDEN)
-def test_what_matters_in_a_sentence_is_hidden_and_nothing_trivial(
-    provider: LocalProvider, text: str, cloze: str
-) -> None:
+def test_cloze_hides_the_important_part_of_a_sentence(provider: LocalProvider, text: str, cloze: str) -> None:
     assert cloze in sides(provider, text)
 
 
-def test_a_defined_term_is_hidden_wherever_else_it_stands(provider: LocalProvider) -> None:
+def test_defined_term_is_hidden_in_other_sentences(provider: LocalProvider) -> None:
     text = (
         "Osmosis is the flow of water across a membrane. Plant roots take up water from the soil by osmosis every day."
     )
@@ -186,7 +182,7 @@ NOTHING = [
 
 
 @pytest.mark.parametrize("text", NOTHING)
-def test_nothing_is_asked_where_the_notes_say_nothing_by_themselves(provider: LocalProvider, text: str) -> None:
+def test_notes_without_self_contained_statements_give_no_cards(provider: LocalProvider, text: str) -> None:
     with pytest.raises(JobError) as caught:
         cards(provider, text)
 
@@ -206,28 +202,26 @@ def _broken(reader: Any, notes: Any, token: Any) -> dict[str, Any]:
         ({"flashcard_generation": _broken}, HandToken(), "INTERNAL_ERROR"),
     ],
 )
-def test_work_in_this_process_is_never_told_to_be_billed(
-    tmp_path: Path, makers: Any, token: HandToken, code: str
-) -> None:
+def test_built_in_provider_never_bills_a_failure(tmp_path: Path, makers: Any, token: HandToken, code: str) -> None:
     with pytest.raises(CallFailed) as caught:
         ask(LocalProvider(tmp_path, makers), content("hello world"), token)
 
     assert (caught.value.code, caught.value.facts.billed) == (code, "no")
 
 
-def test_a_title_defines_nothing(provider: LocalProvider) -> None:
+def test_title_is_no_definition(provider: LocalProvider) -> None:
     text = "Osmosis: how water moves\n\nOsmosis is the movement of water across a membrane."
 
     assert sides(provider, text) == [("What is osmosis?", "The movement of water across a membrane.")]
 
 
-def test_each_sentence_of_mixed_notes_is_asked_in_its_own_language(provider: LocalProvider) -> None:
+def test_sentences_of_mixed_notes_give_questions_in_their_own_language(provider: LocalProvider) -> None:
     text = "惯性是物体保持运动状态不变的性质。Osmosis is the movement of water across a membrane. 力的单位是牛顿。"
 
     assert {front for front, _ in sides(provider, text)} == {"惯性是什么？", "What is osmosis?", "力的单位是什么？"}
 
 
-def test_definitions_come_first_and_the_limit_is_kept(provider: LocalProvider) -> None:
+def test_definitions_come_first_within_the_card_limit(provider: LocalProvider) -> None:
     text = SAMPLE_FILES[0].read_text("utf-8")
 
     found = cards(provider, text, max_cards=5)
@@ -238,14 +232,14 @@ def test_definitions_come_first_and_the_limit_is_kept(provider: LocalProvider) -
 
 
 @pytest.mark.parametrize("wanted", ["basic", "cloze"])
-def test_only_the_types_asked_for_are_made(provider: LocalProvider, wanted: str) -> None:
+def test_only_requested_card_types_are_made(provider: LocalProvider, wanted: str) -> None:
     found = cards(provider, SAMPLE_FILES[0].read_text("utf-8"), card_types=[wanted])
 
     assert {card["card_type"] for card in found} == {wanted}
 
 
 @pytest.mark.parametrize("path", SAMPLE_FILES, ids=lambda path: path.stem)
-def test_the_shipped_notes_give_cards_that_all_pass_the_checks(provider: LocalProvider, path: Path) -> None:
+def test_shipped_notes_give_cards_that_all_pass_the_checks(provider: LocalProvider, path: Path) -> None:
     notes = content(path.read_text("utf-8"))
 
     answer = ask(provider, notes)
@@ -262,7 +256,7 @@ def test_the_shipped_notes_give_cards_that_all_pass_the_checks(provider: LocalPr
 
 
 @pytest.mark.parametrize("path", SAMPLE_FILES, ids=lambda path: path.stem)
-def test_offsets_of_the_provider_are_those_of_its_quotes(provider: LocalProvider, path: Path) -> None:
+def test_offsets_of_the_evidence_match_its_quotes(provider: LocalProvider, path: Path) -> None:
     text = path.read_text("utf-8")
     texts = {segment["sid"]: segment["text"] for segment in content(text)["segments"]}
 
@@ -271,7 +265,7 @@ def test_offsets_of_the_provider_are_those_of_its_quotes(provider: LocalProvider
             assert texts[evidence["sid"]][evidence["start"] : evidence["end"]] == evidence["quote"]
 
 
-def test_the_same_notes_give_the_same_bytes_in_any_thread(tmp_path: Path) -> None:
+def test_same_notes_give_the_same_answer_in_any_thread(tmp_path: Path) -> None:
     provider = LocalProvider(tmp_path)
     notes = [content(path.read_text("utf-8")) for path in SAMPLE_FILES]
     barrier = threading.Barrier(4)
@@ -291,7 +285,7 @@ def test_the_same_notes_give_the_same_bytes_in_any_thread(tmp_path: Path) -> Non
     assert len(set(answers)) == 1
 
 
-def test_tokens_are_estimated_and_said_to_be(provider: LocalProvider) -> None:
+def test_token_counts_are_marked_as_estimated(provider: LocalProvider) -> None:
     answer = ask(provider, content("Osmosis is the movement of water across a membrane."))
 
     assert answer.estimated
@@ -301,7 +295,7 @@ def test_tokens_are_estimated_and_said_to_be(provider: LocalProvider) -> None:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_a_cancel_ends_the_work_between_two_segments(provider: LocalProvider, looks: int) -> None:
+def test_cancel_ends_the_work_between_two_segments(provider: LocalProvider, looks: int) -> None:
     notes = content("Osmosis is the movement of water.\n\nA cell is the unit of life.\n\nIron is a metal that rusts.")
 
     with pytest.raises(JobError) as caught:
@@ -310,15 +304,15 @@ def test_a_cancel_ends_the_work_between_two_segments(provider: LocalProvider, lo
     assert caught.value.code == "CANCELLED"
 
 
-def test_a_job_type_without_rules_is_a_fault_of_ours(provider: LocalProvider) -> None:
+def test_job_type_without_rules_is_a_configuration_error(provider: LocalProvider) -> None:
     request = GenerateRequest("poem", Route(NAME, MODEL), Prompt("", ""), {}, {})
 
     with pytest.raises(JobError, match="INTERNAL_CONFIG"):
         provider.generate(request, HandToken())
 
 
-def test_the_dictionary_is_loaded_by_the_first_chinese_text_and_kept_only_where_we_say(tmp_path: Path) -> None:
-    """In a process of its own, since the dictionary stays loaded for the life of one."""
+def test_dictionary_is_loaded_by_the_first_chinese_text_and_cached_in_its_folder(tmp_path: Path) -> None:
+    """In a process of its own, because the dictionary stays loaded as long as its process runs."""
     script = """
 import sys
 from pathlib import Path
@@ -347,7 +341,7 @@ assert "jieba" in sys.modules
     assert str(cache) != tempfile.gettempdir()
 
 
-def test_a_spoilt_dictionary_cache_is_made_anew(tmp_path: Path) -> None:
+def test_broken_dictionary_cache_is_rebuilt(tmp_path: Path) -> None:
     tmp_path.joinpath("jieba.cache").write_bytes(b"not a dictionary")
 
     assert sides(LocalProvider(tmp_path), "惯性是物体保持运动状态不变的性质。")[0] == (
@@ -370,8 +364,8 @@ HEAVY = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("text", HEAVY.values(), ids=HEAVY)
-def test_no_notes_within_the_limit_cost_the_square_of_their_length(provider: LocalProvider, text: str) -> None:
-    """The square of 60,000 would be minutes; the test's own time limit is what fails it."""
+def test_running_time_is_not_quadratic_for_notes_within_the_limit(provider: LocalProvider, text: str) -> None:
+    """60,000 characters squared would take minutes; then the test's time limit fails it."""
     assert len(text) <= 60_000
     outcome = answer_or_code(provider, content(text))
 
@@ -415,7 +409,7 @@ PIECES = [
 
 
 @given(text=st.lists(st.sampled_from(PIECES), min_size=1, max_size=30).map("".join) | STORABLE)
-def test_whatever_the_notes_are_the_cards_pass_the_checks_or_there_are_none(provider: LocalProvider, text: str) -> None:
+def test_cards_from_any_notes_pass_the_checks(provider: LocalProvider, text: str) -> None:
     notes = {
         "lang": "en",
         "source": {"id": "n", "title": "t"},
@@ -430,7 +424,7 @@ def test_whatever_the_notes_are_the_cards_pass_the_checks_or_there_are_none(prov
     assert check(notes, output, "job")["dropped"] == []
 
 
-def test_long_notes_tell_how_far_they_are_read(provider: LocalProvider) -> None:
+def test_long_notes_report_progress(provider: LocalProvider) -> None:
     token = HandToken()
     ask(provider, content(" ".join(f"Term {n} is part {n} of the whole thing." for n in range(50)), "en"), token)
     assert token.shown == sorted(token.shown)
@@ -438,8 +432,8 @@ def test_long_notes_tell_how_far_they_are_read(provider: LocalProvider) -> None:
     assert token.shown[-1] > 50
 
 
-def test_a_consumer_starts_without_the_rules_and_without_a_database_that_it_does_not_speak() -> None:
-    """A tenth of its start, for what most sites never use."""
+def test_consumer_starts_without_importing_rules_and_unused_databases() -> None:
+    """The imports would take a tenth of the start, and most sites never use them."""
     script = """
 import sys
 import aijobs.workers
@@ -454,7 +448,7 @@ print([name for name in late if name in sys.modules])
     assert done.stdout == "[]\n"
 
 
-def test_two_first_jobs_at_once_share_one_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_first_jobs_share_one_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
     class Slow(ChineseRules):

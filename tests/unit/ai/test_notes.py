@@ -1,4 +1,4 @@
-"""From a plain text to a job's input."""
+"""Conversion of plain text to a job's input."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_paragraphs_become_segments_and_a_heading_stays_with_its_paragraph() -> 
     assert texts(text) == ["Title", "One is one.\nStill one.", "Part two\n\n  Two is two.", "Three is three."]
 
 
-def test_the_language_is_told_from_the_text() -> None:
+def test_language_is_detected_from_the_text() -> None:
     assert notes_from_text("植物利用光能制造有机物。", "t", "s")["lang"] == "zh"
     assert notes_from_text("Plants make sugar.", "t", "s")["lang"] == "en"
 
 
-def test_more_paragraphs_than_allowed_are_put_together_and_none_is_lost() -> None:
+def test_paragraphs_beyond_the_limit_are_merged_without_loss() -> None:
     text = "\n\n".join(f"Sentence number {n} ends." for n in range(MAX_SEGMENTS * 2 + 7))
 
     found = texts(text)
@@ -45,7 +45,7 @@ def test_more_paragraphs_than_allowed_are_put_together_and_none_is_lost() -> Non
         ("x" * (MAX_CHARACTERS + 1), "at most"),
     ],
 )
-def test_a_text_that_can_not_be_notes_is_refused_in_one_line(text: str, complaint: str) -> None:
+def test_unusable_text_is_refused_in_one_line(text: str, complaint: str) -> None:
     with pytest.raises(NotesError, match=complaint) as caught:
         notes_from_text(text, "t", "s")
 
@@ -57,7 +57,7 @@ def test_a_text_that_can_not_be_notes_is_refused_in_one_line(text: str, complain
     title=st.text(max_size=400),
     source=st.text(max_size=300),
 )
-def test_whatever_becomes_notes_is_valid_input(text: str, title: str, source: str) -> None:
+def test_notes_from_any_text_are_valid_input(text: str, title: str, source: str) -> None:
     try:
         notes = notes_from_text(text, title, source)
     except NotesError:

@@ -1,4 +1,4 @@
-"""The strict parser: what it takes unchanged, and what it refuses."""
+"""The strict parser: what it accepts unchanged, and what it refuses."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "expected"), ACCEPTED.values(), ids=ACCEPTED)
-def test_an_object_that_can_be_read_in_one_way_is_taken_unchanged(text: str, expected: object) -> None:
+def test_unambiguous_object_is_accepted_unchanged(text: str, expected: object) -> None:
     assert parse_json_answer(text) == expected
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
-def test_what_is_not_one_strict_object_is_refused_and_never_shortened(text: str) -> None:
+def test_anything_but_one_strict_object_is_refused(text: str) -> None:
     with pytest.raises(JobError) as caught:
         parse_json_answer(text)
 
@@ -88,21 +88,21 @@ def test_what_is_not_one_strict_object_is_refused_and_never_shortened(text: str)
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "\ufeff", "```json\n \n```", "<think>hm</think>\n"])
-def test_a_blank_answer_is_the_providers_fault_and_not_bad_json(text: str) -> None:
+def test_blank_answer_is_an_empty_output_and_not_bad_json(text: str) -> None:
     with pytest.raises(JobError) as caught:
         parse_json_answer(text)
 
     assert caught.value.code == "PROVIDER_EMPTY_OUTPUT"
 
 
-def test_a_huge_answer_is_refused_before_it_is_decoded() -> None:
+def test_huge_answer_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(JobError) as caught:
         parse_json_answer('{"a": "' + "x" * MAX_CHARACTERS + '"}')
 
     assert caught.value.code == "VALIDATION_OUTPUT_TOO_LARGE"
 
 
-def test_a_cut_off_answer_is_refused_even_where_it_parses() -> None:
+def test_truncated_answer_is_refused_even_if_it_parses() -> None:
     with pytest.raises(JobError) as caught:
         read_answer('{"cards": []}', "length")
 
@@ -110,21 +110,21 @@ def test_a_cut_off_answer_is_refused_even_where_it_parses() -> None:
     assert "cut off" in caught.value.faults[0]
 
 
-def test_an_answer_that_ended_by_itself_is_read() -> None:
+def test_complete_answer_is_read() -> None:
     assert read_answer('{"cards": []}', "stop") == {"cards": []}
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_bidi_overrides_are_removed_from_every_text_of_an_answer(ascii_only: bool) -> None:
     overrides = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    told = {"cards": [{"front": f"a{overrides}b", "tags": [overrides, "e\u202e\u0301"]}], "note": "\u200eשלום\u200f"}
+    answer = {"cards": [{"front": f"a{overrides}b", "tags": [overrides, "e\u202e\u0301"]}], "note": "\u200eשלום\u200f"}
 
-    read = read_answer(json.dumps(told, ensure_ascii=ascii_only), "stop")
+    read = read_answer(json.dumps(answer, ensure_ascii=ascii_only), "stop")
 
     assert read == {"cards": [{"front": "ab", "tags": ["", "é"]}], "note": "\u200eשלום\u200f"}
 
 
-def test_a_fault_quotes_nothing_of_the_answer() -> None:
+def test_error_does_not_quote_the_answer() -> None:
     with pytest.raises(NotJson) as caught:
         parse_json_answer('{"a": canary-4711}')
 
@@ -157,7 +157,7 @@ values = st.recursive(
 
 
 @given(text=with_backticks | storable, fenced=st.booleans(), ascii_only=st.booleans())
-def test_any_string_comes_through_a_fence_or_none_as_it_was(text: str, fenced: bool, ascii_only: bool) -> None:
+def test_any_string_is_read_unchanged_with_or_without_a_fence(text: str, fenced: bool, ascii_only: bool) -> None:
     answer = json.dumps({"text": text}, ensure_ascii=ascii_only, indent=2)
 
     parsed = parse_json_answer(f"```json\n{answer}\n```" if fenced else answer)
@@ -166,14 +166,14 @@ def test_any_string_comes_through_a_fence_or_none_as_it_was(text: str, fenced: b
 
 
 @given(value=values)
-def test_reading_what_was_read_changes_nothing(value: object) -> None:
+def test_parsing_is_idempotent(value: object) -> None:
     once = parse_json_answer(json.dumps({"value": value}))
 
     assert parse_json_answer(json.dumps(once)) == once
 
 
 @given(text=st.text() | with_backticks)
-def test_any_text_at_all_is_an_object_or_a_named_error(text: str) -> None:
+def test_any_text_is_an_object_or_a_named_error(text: str) -> None:
     outcome = read_or_code(text)
 
     if isinstance(outcome, str):

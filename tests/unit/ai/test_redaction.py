@@ -1,4 +1,4 @@
-"""What is masked and what stays, the marks, and that redacting twice changes nothing."""
+"""What is redacted and what is kept, the marks, and idempotence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aijobs.screening.redaction import VERSION, Redacted, redact
 from aijobs.screening.secret_shapes import is_secret_name
 
-# Written in two parts, so that no search of the tree for leaked keys finds them here.
+# In two parts, so that a search for leaked keys doesn't find them here.
 BEGIN, SK, GHP, AKIA = "-----BEGIN" + " ", "sk" + "-", "ghp" + "_", "AKIA" + "IOSFODNN7EXAMPLE"
 PEM = f"""{BEGIN}RSA PRIVATE KEY-----
 MIIEowIBAAKCAQEAu1SU1LfVLPHCozMxH2Mo
@@ -107,16 +107,16 @@ def lines(table: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "expected"), MASKED)
-def test_personal_data_and_secrets_become_marks(text: str, expected: str) -> None:
+def test_personal_data_and_secrets_are_replaced_by_marks(text: str, expected: str) -> None:
     assert redact(text).content == expected
 
 
 @pytest.mark.parametrize("text", lines(LEFT_ALONE))
-def test_what_only_looks_like_it_stays(text: str) -> None:
+def test_text_that_only_looks_like_personal_data_is_kept(text: str) -> None:
     assert redact(text) == Redacted(text, {}, VERSION)
 
 
-def test_secret_names_are_known_however_they_are_spelled_and_however_deep() -> None:
+def test_secret_names_are_recognised_in_any_spelling_and_depth() -> None:
     content = {
         "API_KEY": "canary1",
         "apiKey": "canary2",
@@ -142,7 +142,7 @@ def test_secret_names_are_known_however_they_are_spelled_and_however_deep() -> N
     assert redacted.counts == {"email": 1, "secret": 16}
 
 
-def test_look_alikes_of_secret_names_keep_their_values() -> None:
+def test_names_similar_to_secret_names_keep_their_values() -> None:
     content = {
         "tokenizer": "bpe",
         "monkey": "ape",
@@ -164,11 +164,11 @@ def test_look_alikes_of_secret_names_keep_their_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["x-api-key", "APIKey", "userPassword", "mypassword", "accessKeyId", "Set-Cookie"])
-def test_a_secret_name_is_one(name: str) -> None:
+def test_secret_name_is_recognised(name: str) -> None:
     assert is_secret_name(name)
 
 
-def test_the_learning_apps_identifiers_stay() -> None:
+def test_identifiers_of_the_learning_app_are_kept() -> None:
     content = {"source": {"id": "13800138000", "title": "13800138000"}, "segments": [{"sid": "a@b.org", "text": "x"}]}
     assert redact(content).content == {
         "source": {"id": "13800138000", "title": "[PHONE_1]"},
@@ -176,39 +176,39 @@ def test_the_learning_apps_identifiers_stay() -> None:
     }
 
 
-def test_one_value_has_one_mark_in_the_whole_document_and_counts_tell_each_place() -> None:
+def test_value_has_one_mark_in_the_whole_document_and_each_place_is_counted() -> None:
     redacted = redact({"a": ["x@y.org, z@y.org", {"b": "z@y.org"}], "c": "x@y.org 13800138000"})
     assert redacted.content == {"a": ["[EMAIL_1], [EMAIL_2]", {"b": "[EMAIL_2]"}], "c": "[EMAIL_1] [PHONE_1]"}
     assert redacted.counts == {"email": 4, "phone": 1}
     assert redacted.version == "r1"
 
 
-def test_marks_that_are_there_stay_and_no_other_value_gets_theirs() -> None:
+def test_existing_marks_are_kept_and_not_reused() -> None:
     redacted = redact({"a": "new@x.org", "b": "[EMAIL_1] and [EMAIL_3]", "c": "p@q.org r@s.org"})
     assert redacted.content == {"a": "[EMAIL_2]", "b": "[EMAIL_1] and [EMAIL_3]", "c": "[EMAIL_4] [EMAIL_5]"}
     assert redact({"password": "[SECRET_1]"}) == Redacted({"password": "[SECRET_1]"}, {}, VERSION)
 
 
-def test_the_content_that_was_given_is_not_changed_and_what_was_found_is_in_no_repr() -> None:
+def test_given_content_is_not_changed_and_not_shown_in_repr() -> None:
     content = {"a": ["bob@example.com"]}
     redacted = redact(content)
     assert content == {"a": ["bob@example.com"]}
     assert "bob" not in repr(redacted)
 
 
-def test_json_in_a_string_that_holds_nothing_stays_to_the_letter() -> None:
+def test_json_in_a_string_without_findings_is_kept_unchanged() -> None:
     text = '{"b" : 1.0,\n "a":[ 1e5, "x" ] }'
     assert redact(text).content == text
 
 
-def test_json_of_any_depth_or_oddness_in_a_string_is_read_as_text() -> None:
+def test_unparsable_json_in_a_string_is_redacted_as_text() -> None:
     deep = "[" * 5000 + '{"password": "canary-value"}' + "]" * 5000
     assert "canary" not in redact(deep).content
     assert "canary" not in redact('{"password": "canary", "n": NaN, "x": 1e999}').content
     assert "canary" not in redact('{"password": "canary", ').content
 
 
-def test_names_that_become_alike_lose_nothing() -> None:
+def test_names_that_become_equal_lose_no_value() -> None:
     redacted = redact({"bob@x.org": 1, "BOB@x.org": 2})
     assert sorted(redacted.content.values()) == [1, 2]
 
@@ -279,8 +279,8 @@ def test_redacting_twice_changes_nothing(document: Any) -> None:
         '{"password":',
     ],
 )
-def test_time_grows_with_the_text_and_not_with_its_square(unit: str) -> None:
-    """Eight times the text takes eight times as long; a square would be sixty-four times."""
+def test_running_time_is_not_quadratic(unit: str) -> None:
+    """Eight times the text may take about eight times as long, but not sixty-four times."""
 
     def spent(characters: int) -> float:
         text, times = unit * (characters // len(unit)), []

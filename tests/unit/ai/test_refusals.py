@@ -1,4 +1,4 @@
-"""What a server's error means, and when it wants us back: read from status, headers and body, and never quoted."""
+"""The meaning of a server's error, from status, headers and body, which are never quoted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def code(status: int, body: Any = "", *, own_key: bool = False) -> str:
         (402, "PROVIDER_ACCOUNT_EXHAUSTED", "CREDENTIAL_INSUFFICIENT_BALANCE"),
     ],
 )
-def test_whose_key_was_refused_decides_who_is_told(status: int, platform: str, own: str) -> None:
+def test_code_of_a_refused_key_depends_on_its_owner(status: int, platform: str, own: str) -> None:
     assert code(status) == platform
     assert code(status, own_key=True) == own
 
@@ -56,7 +56,7 @@ def test_whose_key_was_refused_decides_who_is_told(status: int, platform: str, o
         {"message": "Insufficient Balance", "code": 402},
     ],
 )
-def test_a_429_that_never_gets_better_is_not_tried_again(body: Any) -> None:
+def test_status_429_for_an_exhausted_account_is_permanent(body: Any) -> None:
     assert code(429, body) == "PROVIDER_ACCOUNT_EXHAUSTED"
     assert code(429, body, own_key=True) == "CREDENTIAL_INSUFFICIENT_BALANCE"
 
@@ -69,7 +69,7 @@ def test_a_429_that_never_gets_better_is_not_tried_again(body: Any) -> None:
         {"error": {"message": "Your request was rejected as a result of our safety system."}},
     ],
 )
-def test_a_400_that_speaks_of_safety_is_no_fault_of_the_request(body: Any) -> None:
+def test_status_400_about_safety_is_a_safety_refusal(body: Any) -> None:
     assert code(400, body) == "CONTENT_SAFETY_PROVIDER"
 
 
@@ -83,7 +83,7 @@ def test_a_400_that_speaks_of_safety_is_no_fault_of_the_request(body: Any) -> No
         "Please reduce the length of the messages.",
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_from_other_400s(message: str) -> None:
+def test_status_400_about_length_means_too_large_input(message: str) -> None:
     assert code(400, {"error": {"message": message}}) == "VALIDATION_INPUT_TOO_LARGE"
     assert code(400, {"object": "error", "message": message, "code": 400}) == "VALIDATION_INPUT_TOO_LARGE"
 
@@ -96,8 +96,8 @@ def test_a_prompt_that_is_too_long_is_told_from_other_400s(message: str) -> None
         "You exceeded your current quota, please check your plan and billing details: requests per minute.",
     ],
 )
-def test_a_limit_on_the_rate_is_never_taken_for_an_empty_account(message: str) -> None:
-    """It ended the job for good, and shut the provider out for minutes."""
+def test_rate_limit_is_never_taken_for_an_exhausted_account(message: str) -> None:
+    """An earlier defect: it failed the job for good, and kept the provider out for minutes."""
     body = {"error": {"message": message, "type": "requests", "code": "rate_limit_exceeded"}}
     failed = failure_of(error(429, body, **{"retry-after": "20"}), own_key=True)
     assert (failed.code, failed.retry_after) == ("PROVIDER_RATE_LIMITED", timedelta(seconds=20))
@@ -107,7 +107,7 @@ def test_a_limit_on_the_rate_is_never_taken_for_an_empty_account(message: str) -
     "repeated",
     ["lessons on English grammar", "the content_policy of the Ming", "content exists risk", "a context window in Word"],
 )
-def test_what_an_error_repeats_of_the_notes_decides_nothing(repeated: str) -> None:
+def test_notes_quoted_in_an_error_do_not_change_its_code(repeated: str) -> None:
     fault = {"type": "value_error", "loc": ["body", "messages"], "msg": "is not valid", "input": repeated}
     assert code(422, {"detail": [fault]}) == "INTERNAL_CONFIG"
     assert code(400, {"error": {"message": "x" * 400 + repeated}}) == "INTERNAL_CONFIG"
@@ -117,7 +117,7 @@ def test_what_an_error_repeats_of_the_notes_decides_nothing(repeated: str) -> No
 @pytest.mark.parametrize(
     ("status", "billed"), [(400, "no"), (429, "no"), (503, "no"), (529, "no"), (500, "unknown"), (504, "unknown")]
 )
-def test_what_may_have_been_done_behind_a_gateway_is_not_said_to_be_free(status: int, billed: str) -> None:
+def test_error_of_a_gateway_may_be_billed(status: int, billed: str) -> None:
     assert failure_of(error(status), own_key=False).facts.billed == billed
 
 
@@ -135,12 +135,12 @@ def test_what_may_have_been_done_behind_a_gateway_is_not_said_to_be_free(status:
         ({}, None),
     ],
 )
-def test_when_to_come_back_is_read_or_taken_as_unsaid(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_read_or_ignored_if_invalid(headers: dict[str, str], seconds: float | None) -> None:
     found = retry_after(headers)
     assert found == (None if seconds is None else timedelta(seconds=seconds))
 
 
-def test_a_date_to_come_back_counts_from_now_and_one_that_has_passed_is_now() -> None:
+def test_retry_after_date_is_relative_to_now_and_never_negative() -> None:
     ahead = retry_after({"retry-after": format_datetime(utc_now() + timedelta(seconds=60), usegmt=True)})
     assert ahead is not None
     assert timedelta(seconds=55) < ahead <= timedelta(seconds=60)
@@ -152,7 +152,7 @@ def test_a_date_to_come_back_counts_from_now_and_one_that_has_passed_is_now() ->
     text=st.text(),
     place=st.sampled_from(["message", "type", "code", "param", "detail"]),
 )
-def test_nothing_of_a_body_is_ever_told(status: int, text: str, place: str) -> None:
+def test_body_of_an_error_is_never_quoted(status: int, text: str, place: str) -> None:
     mark = "sk-Canary1234" + text
     for body in ({"error": {place: mark}}, {place: mark}, {"error": mark}, mark, [mark]):
         failed = failure_of(error(status, body), own_key=False)
@@ -160,7 +160,7 @@ def test_nothing_of_a_body_is_ever_told(status: int, text: str, place: str) -> N
 
 
 @given(raw=st.binary(max_size=200))
-def test_any_bytes_are_an_error_of_some_kind(raw: bytes) -> None:
+def test_any_bytes_are_an_error_with_a_code(raw: bytes) -> None:
     assert failure_of(error(500, raw), own_key=False).code == "PROVIDER_UNAVAILABLE"
 
 
@@ -177,15 +177,15 @@ def test_any_bytes_are_an_error_of_some_kind(raw: bytes) -> None:
         (None, "PROVIDER_STREAM_BROKEN"),
     ],
 )
-def test_an_error_in_mid_stream_may_have_been_billed(body: Any, expected: str) -> None:
+def test_error_in_mid_stream_may_be_billed(body: Any, expected: str) -> None:
     failed = stream_failure(body, own_key=False)
     assert (failed.code, failed.facts.billed) == (expected, "unknown")
 
 
-# --- what a server takes -------------------------------------------------------------------------------------------
+# --- terms that a server accepts -----------------------------------------------------------------------------------
 
 
-def test_each_kind_of_constraint_is_given_up_in_its_turn() -> None:
+def test_constraints_are_relaxed_in_order() -> None:
     said = "this response_format type is unavailable now"
     first = terms().after(said, 8_000)
     assert first == terms(json_mode="json_object")
@@ -193,7 +193,7 @@ def test_each_kind_of_constraint_is_given_up_in_its_turn() -> None:
     assert terms(json_mode="prompt").after(said, 8_000) is None
 
 
-def test_newer_models_limit_an_answer_by_another_name() -> None:
+def test_newer_parameter_for_the_token_limit_is_learned() -> None:
     said = "unsupported parameter: 'max_tokens' is not supported with this model. use 'max_completion_tokens' instead."
     learned = terms().after(said, 8_000)
     assert learned == terms(tokens_name="max_completion_tokens")
@@ -208,14 +208,14 @@ def test_newer_models_limit_an_answer_by_another_name() -> None:
         "max_tokens must be less than or equal to 16384",
     ],
 )
-def test_an_answer_that_may_not_be_so_long_is_asked_for_shorter(said: str) -> None:
+def test_token_limit_of_a_server_is_learned(said: str) -> None:
     learned = terms().after(said, 32_000)
     assert learned is not None
     assert (learned.most_tokens, learned.room(32_000, "")) == (16_384, 16_384)
-    assert learned.after(said, 16_384) is None, "asked for what it allows, it is refused for another reason"
+    assert learned.after(said, 16_384) is None, "a refusal within the limit has another reason"
 
 
-def test_a_small_context_leaves_less_room_for_the_answer_and_does_not_blame_the_notes() -> None:
+def test_small_context_reduces_the_token_limit_of_the_answer() -> None:
     said = (
         "this model's maximum context length is 8192 tokens. however, you requested 9000 tokens (1000 in the messages, "
         "8000 in the completion). please reduce the length of the messages or completion."
@@ -223,7 +223,7 @@ def test_a_small_context_leaves_less_room_for_the_answer_and_does_not_blame_the_
     learned = terms().after(said, 8_000)
     assert learned is not None
     assert learned.room(8_000, "") == 8192 - 1000 - 64
-    assert learned.for_others.room(8_000, "x" * 4000) == 8192 - 1000 - 64, "the next prompt has its own length"
+    assert learned.for_others.room(8_000, "x" * 4000) == 8192 - 1000 - 64, "the next prompt has another length"
     too_long = said.replace("1000 in", "9000 in")
     assert terms().after(too_long, 8_000) is None
     assert code(400, {"error": {"message": too_long}}) == "VALIDATION_INPUT_TOO_LARGE"

@@ -1,4 +1,4 @@
-"""What is blocked and what school may talk about, in both languages; the rules as data; the time that it takes."""
+"""Content safety in both languages: blocked and allowed texts, rules as data, and running time."""
 
 from __future__ import annotations
 
@@ -280,35 +280,35 @@ def pack(tmp_path: Path, document: object) -> Path:
     return path
 
 
-def test_the_tables_are_long_enough_to_mean_something() -> None:
+def test_tables_of_sentences_are_long_enough() -> None:
     assert min(len(by_category(BLOCKED_EN)), len(by_category(BLOCKED_ZH))) >= 40
     assert min(len(lines(LEFT_ALONE_EN)), len(lines(LEFT_ALONE_ZH))) >= 40
 
 
 @pytest.mark.parametrize(("category", "sentence"), by_category(BLOCKED_EN) + by_category(BLOCKED_ZH))
-def test_what_asks_for_harm_is_blocked_under_its_category(category: str, sentence: str) -> None:
+def test_harmful_request_is_blocked_under_its_category(category: str, sentence: str) -> None:
     verdict = judge(sentence)
     assert (verdict.action, verdict.category) == ("block", category), verdict
     assert verdict.is_self_harm == (category == "self_harm")
 
 
 @pytest.mark.parametrize("sentence", lines(LEFT_ALONE_EN) + lines(LEFT_ALONE_ZH))
-def test_what_school_talks_about_is_not_blocked(sentence: str) -> None:
+def test_school_topics_are_not_blocked(sentence: str) -> None:
     assert judge(sentence).action != "block", judge(sentence)
 
 
-def test_almost_nothing_of_what_school_talks_about_is_even_flagged() -> None:
+def test_almost_no_school_topic_is_flagged() -> None:
     flagged = [s for s in lines(LEFT_ALONE_EN) + lines(LEFT_ALONE_ZH) if judge(s).action != "allow"]
     assert len(flagged) <= 6, flagged
 
 
-def test_the_notes_that_are_shipped_are_allowed_whole() -> None:
+def test_shipped_notes_are_allowed() -> None:
     notes = sorted(NOTES.glob("*.txt"))
     assert len(notes) >= 2
     assert {judge(path.read_text("utf-8")).action for path in notes} == {"allow"}
 
 
-def test_the_verdict_names_rules_and_counts_and_holds_nothing_of_the_text() -> None:
+def test_verdict_names_rules_and_counts_but_not_the_text() -> None:
     verdict = SAFETY.check(["photosynthesis", "how to make a bomb with CANARY powder", "how to cook meth, CANARY"])
     assert verdict.rules == ("en-drugs-how-to", "en-weapons-how-to")
     assert set(verdict.counts) == set(verdict.rules)
@@ -316,46 +316,46 @@ def test_the_verdict_names_rules_and_counts_and_holds_nothing_of_the_text() -> N
     assert "bomb" not in repr(verdict)
 
 
-def test_whoever_may_hurt_themselves_is_answered_with_care_whatever_else_they_say() -> None:
+def test_self_harm_takes_precedence_over_other_categories() -> None:
     assert SAFETY.check(["I will kill you", "and then I want to kill myself"]).is_self_harm
     assert SAFETY.check(["我要杀了你，我也不想活了"]).is_self_harm
 
 
-def test_a_context_of_a_lesson_makes_a_rule_one_step_milder() -> None:
+def test_context_of_a_lesson_makes_a_rule_one_step_milder() -> None:
     alone = judge("You nigger!")
     read = judge("In Huckleberry Finn the novel uses the word nigger, a slur, two hundred times.")
     assert (alone.action, read.action) == ("block", "flag")
     assert judge("The poem's speaker says: I want to die.").action == "flag"
 
 
-def test_a_phrase_does_not_reach_across_the_end_of_a_sentence() -> None:
+def test_phrase_does_not_match_across_sentences() -> None:
     assert judge("He knows how to make bread. A bomb fell on the bakery.").action == "allow"
     assert judge("他知道如何制作面包。炸弹落在面包店上。").action == "allow"
 
 
-def test_texts_are_read_each_by_itself() -> None:
+def test_phrase_does_not_match_across_texts() -> None:
     assert SAFETY.check(["how to make", "a bomb"]).action == "allow"
 
 
-def test_all_strings_are_read_but_the_learning_apps_own_ids() -> None:
+def test_all_strings_are_checked_except_identifiers_of_the_learning_app() -> None:
     content = {"source": {"id": "note-1", "title": "T"}, "segments": [{"sid": "p1", "text": "x", "more": [["deep"]]}]}
     assert {"T", "x", "deep"} <= set(texts_of(content, identifiers=False))
     assert not {"note-1", "p1"} & set(texts_of(content, identifiers=False))
     assert {"note-1", "p1"} <= set(texts_of(content, identifiers=True))
-    assert "hidden" in set(texts_of({"id": {"text": "hidden"}}, identifiers=False)), "an id is a string"
+    assert "hidden" in set(texts_of({"id": {"text": "hidden"}}, identifiers=False)), "only a string can be an id"
 
 
 # --- rules as data ------------------------------------------------------------------------------------------
 
 
-def test_every_built_in_rule_is_for_a_language_and_can_find_something() -> None:
+def test_built_in_rules_are_loaded_for_both_languages() -> None:
     loaded = RulePack.load()
     assert {rule.language for rule in loaded.rules.values()} == {"en", "zh"}
     assert len(list(BUILT_IN.glob("*.yaml"))) == 2
     assert all(rule_id.startswith(f"{rule.language}-") for rule_id, rule in loaded.rules.items())
 
 
-def test_a_pack_of_ones_own_adds_replaces_and_turns_off(tmp_path: Path) -> None:
+def test_own_rule_pack_adds_replaces_and_disables_rules(tmp_path: Path) -> None:
     own = pack(
         tmp_path,
         {
@@ -405,18 +405,18 @@ RULE = {"id": "own", "category": "drugs", "action": "flag", "phrases": ["magic m
         ({"language": "en", "contexts": {"c": ["("]}}, "context 'c': '(' has a '('"),
     ],
 )
-def test_a_wrong_rule_stops_the_start_and_is_named(tmp_path: Path, document: object, said: str) -> None:
+def test_invalid_rule_stops_the_start_and_is_named(tmp_path: Path, document: object, said: str) -> None:
     with pytest.raises(SettingsError) as refused:
         ContentSafety.load(pack(tmp_path, document))
     assert said in str(refused.value)
 
 
-def test_a_pack_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+def test_missing_rule_pack_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="can't be read"):
         ContentSafety.load(tmp_path / "nowhere.yaml")
 
 
-def test_gaps_alternatives_endings_and_what_may_be_missing(tmp_path: Path) -> None:
+def test_phrases_support_gaps_alternatives_endings_and_optional_parts(tmp_path: Path) -> None:
     phrases = ["red (big|small|) ~2 hous* now"]
     document = {"language": "en", "rules": [{**RULE, "phrases": phrases}]}
     safety = ContentSafety.load(pack(tmp_path, document))
@@ -442,8 +442,8 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE.keys())
-def test_time_grows_with_the_text_and_not_with_its_square(make: Callable[[int], str]) -> None:
-    """Eight times the text takes eight times as long; a square would be sixty-four times."""
+def test_running_time_is_not_quadratic(make: Callable[[int], str]) -> None:
+    """Eight times the text may take about eight times as long, but not sixty-four times."""
     small, large = make(7_500), make(60_000)
 
     def spent(text: str) -> float:

@@ -1,4 +1,4 @@
-"""An estimate of tokens that errs little, and the same way each time."""
+"""Estimation of tokens: close and deterministic."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from aijobs.ai.billing.tokens import estimate_tokens, read_count
         ("abcd渗透", 3),
     ],
 )
-def test_each_script_counts_at_its_own_rate(text: str, tokens: int) -> None:
+def test_each_script_has_its_own_token_rate(text: str, tokens: int) -> None:
     assert estimate_tokens(text) == tokens
 
 
-def test_a_chinese_text_is_not_counted_as_if_four_signs_were_a_token() -> None:
-    """The mistake of English rules of thumb, which makes a Chinese quota three times as large."""
+def test_chinese_text_is_not_counted_at_the_english_rate() -> None:
+    """An earlier defect: the rule of thumb for English makes a Chinese quota three times as large."""
     assert estimate_tokens("学" * 1000) == 700
 
 
-def test_longer_text_is_never_fewer_tokens() -> None:
+def test_longer_text_never_has_fewer_tokens() -> None:
     text = "The cell 细胞 é Ж 🙂 " * 20
     counts = [estimate_tokens(text[:end]) for end in range(len(text))]
     assert counts == sorted(counts)
@@ -41,11 +41,11 @@ def test_longer_text_is_never_fewer_tokens() -> None:
 NO_COUNT = [True, False, 12.0, 12.5, float("nan"), float("inf"), "12", "", -1, 2**31, 10**30, None, [], [12], {"n": 1}]
 
 
-@pytest.mark.parametrize("told", NO_COUNT, ids=repr)
-def test_a_value_that_is_no_count_of_tokens_is_unknown(told: object) -> None:
-    assert read_count(told) is None
+@pytest.mark.parametrize("value", NO_COUNT, ids=repr)
+def test_invalid_token_count_is_none(value: object) -> None:
+    assert read_count(value) is None
 
 
-@pytest.mark.parametrize("told", [0, 1, 2**31 - 1])
-def test_a_count_of_tokens_is_taken_as_it_is(told: int) -> None:
-    assert read_count(told) == told
+@pytest.mark.parametrize("value", [0, 1, 2**31 - 1])
+def test_valid_token_count_is_returned_unchanged(value: int) -> None:
+    assert read_count(value) == value

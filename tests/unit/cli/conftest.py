@@ -1,4 +1,4 @@
-"""The command line in this process, on an instance of its own."""
+"""Fixtures: the command line in this process, on its own instance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aijobs(instance: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Aijobs:
-    """`aijobs("db", "upgrade") -> (exit code, stdout, stderr)`, in this process, whose logging stays as it was."""
+    """`aijobs("db", "upgrade") -> (exit code, stdout, stderr)`, in this process, without a change to its logging."""
     monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -43,6 +43,6 @@ def upgraded(aijobs: Aijobs) -> Aijobs:
 
 @pytest.fixture
 def services(upgraded: Aijobs) -> Iterator[Services]:
-    """What the commands work with, on the same instance."""
+    """The services of the commands, on the same instance."""
     with open_services() as opened:
         yield opened

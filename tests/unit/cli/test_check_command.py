@@ -1,4 +1,4 @@
-"""`aijobs check` says what it found, and what it could not look for."""
+"""`aijobs check`: its findings, and the rules that it leaves out."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def _change(services: Services, table: type, **values: object) -> None:
         session.execute(update(table).values(**values))
 
 
-def test_events_that_wait_for_a_broker_that_is_away_are_not_called_broken(
+def test_unsent_events_during_a_broker_outage_do_not_fail_the_check(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
     _change(services, OutboxEvent, available_at=utc_now() - timedelta(hours=1))
     code, out, err = aijobs("check")
     assert (code, err) == (0, "")
     assert out.startswith(f"All promises hold (1 jobs, {len(RULES) - 1} rules, ")
-    told = "; the broker doesn't answer, so events that wait for it and lost messages were not looked for)."
-    assert out.rstrip().endswith(told)
+    left_out = "; the broker doesn't answer, so events that wait for it and lost messages were not looked for)."
+    assert out.rstrip().endswith(left_out)
     code, out, _ = aijobs("check", "--json")
     report = json.loads(out)
     assert (code, report["isSound"], report["broker"]) == (0, True, "away")
     assert report["leftOut"] == [UNSENT.what, LOST_MESSAGE]
 
 
-def test_a_lease_within_a_long_grace_is_left_alone_and_one_past_the_usual_is_named(
+def test_expired_lease_is_a_finding_only_after_the_configured_grace_time(
     aijobs: Aijobs, services: Services, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services.lifecycle.lock_job(job_id, "worker-1")

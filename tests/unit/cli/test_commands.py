@@ -1,4 +1,4 @@
-"""How the command line fails: one line, the right exit code, and nothing started."""
+"""Failures of the command line: one line and the right exit code, and nothing is started."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
-def test_every_command_explains_itself_without_settings_or_database(aijobs: Aijobs, command: list[str]) -> None:
+def test_every_command_has_help_without_settings_or_database(aijobs: Aijobs, command: list[str]) -> None:
     code, out, err = aijobs(*command, "--help")
     assert (code, err) == (0, "")
     assert out.startswith("Usage: " + " ".join(["aijobs", *command]))
@@ -78,7 +78,7 @@ def test_every_command_explains_itself_without_settings_or_database(aijobs: Aijo
     ],
     ids=" ".join,
 )
-def test_bad_arguments_give_one_line_and_exit_code_2(aijobs: Aijobs, instance: Path, arguments: list[str]) -> None:
+def test_invalid_arguments_give_one_line_and_exit_code_2(aijobs: Aijobs, instance: Path, arguments: list[str]) -> None:
     code, out, err = aijobs(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("aijobs: ")
@@ -102,7 +102,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(aijobs: Aijobs, instance: P
         (b"x" * (4 * MAX_CHARACTERS + 1), "too long"),
     ],
 )
-def test_a_file_that_is_no_text_gives_one_clear_line_before_anything_starts(
+def test_file_without_text_is_refused_before_anything_starts(
     aijobs: Aijobs, instance: Path, tmp_path: Path, content: bytes, said: str
 ) -> None:
     file = tmp_path / "notes.txt"
@@ -115,12 +115,12 @@ def test_a_file_that_is_no_text_gives_one_clear_line_before_anything_starts(
     assert not instance.exists()
 
 
-def test_a_folder_instead_of_a_file_is_said_to_be_one(aijobs: Aijobs, tmp_path: Path) -> None:
+def test_folder_instead_of_a_file_is_refused(aijobs: Aijobs, tmp_path: Path) -> None:
     code, _, err = aijobs("demo", str(tmp_path))
     assert (code, "is a folder" in err) == (2, True)
 
 
-def test_a_file_with_a_byte_order_mark_is_read_without_it(tmp_path: Path) -> None:
+def test_byte_order_mark_of_a_file_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_bytes(b"\xef\xbb\xbf" + b"Osmosis is the movement of water.\n")
     text = read_text_file(file)
@@ -128,7 +128,7 @@ def test_a_file_with_a_byte_order_mark_is_read_without_it(tmp_path: Path) -> Non
     assert text.notes["lang"] == "en"
 
 
-def test_both_shipped_notes_are_long_enough_and_in_their_languages() -> None:
+def test_shipped_notes_are_in_english_and_chinese() -> None:
     texts = [read_text_file(path) for path in sorted(SAMPLE_NOTES.glob("*.txt"))]
     assert [text.notes["lang"] for text in texts] == ["en", "zh"]
     with pytest.raises(Failure, match="No such file"):
@@ -138,14 +138,14 @@ def test_both_shipped_notes_are_long_enough_and_in_their_languages() -> None:
 # --- database and operators ---------------------------------------------------------------------------------
 
 
-def test_a_command_that_needs_the_database_refuses_one_without_schema(aijobs: Aijobs, instance: Path) -> None:
+def test_database_without_a_schema_is_refused(aijobs: Aijobs, instance: Path) -> None:
     code, out, err = aijobs("operator-token", "ann")
     assert (code, out) == (1, "")
     assert err == "aijobs: the database has no schema yet: run `aijobs db upgrade`\n"
     assert not (instance / "aijobs.db").exists()
 
 
-def test_a_database_that_nobody_serves_gives_one_line(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_database_gives_one_line(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_DATABASE_URL", "postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
     code, out, err = aijobs("db", "upgrade")
     assert (code, out) == (1, "")
@@ -154,7 +154,7 @@ def test_a_database_that_nobody_serves_gives_one_line(aijobs: Aijobs, monkeypatc
     assert "secret" not in err
 
 
-def test_an_upgrade_says_what_it_did(aijobs: Aijobs) -> None:
+def test_upgrade_reports_the_schema_versions(aijobs: Aijobs) -> None:
     assert aijobs("db", "upgrade")[1] == f"The schema is at {HEAD} now (before: none).\n"
     assert aijobs("db", "upgrade")[1] == f"The schema is at {HEAD} already.\n"
     assert json.loads(aijobs("db", "upgrade", "--json")[1]) == {"before": HEAD, "now": HEAD}
@@ -164,7 +164,7 @@ def _give_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
-def test_an_operator_is_made_from_a_password_on_standard_input(
+def test_operator_is_created_with_a_password_from_standard_input(
     upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _give_stdin(monkeypatch, "correct horse battery\n")
@@ -182,7 +182,7 @@ def test_an_operator_is_made_from_a_password_on_standard_input(
 
 
 @pytest.mark.parametrize("password", ["", "short", "x" * 201])
-def test_a_password_of_the_wrong_length_is_refused(
+def test_password_of_the_wrong_length_is_refused(
     upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch, password: str
 ) -> None:
     _give_stdin(monkeypatch, password + "\n")
@@ -191,7 +191,7 @@ def test_a_password_of_the_wrong_length_is_refused(
     assert "10–200 characters" in err
 
 
-def test_an_operator_token_is_printed_once_and_kept_as_a_digest(
+def test_operator_token_is_printed_once_and_stored_as_a_digest(
     upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _give_stdin(monkeypatch, "correct horse battery\n")
@@ -209,7 +209,7 @@ def test_an_operator_token_is_printed_once_and_kept_as_a_digest(
     assert upgraded("operator-token", "bob")[0] == 1
 
 
-def test_a_user_token_carries_user_end_and_audience(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_token_has_user_expiry_and_audience(aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_JWT_SECRET", "s" * 40)
     monkeypatch.setenv("AIJOBS_JWT_AUDIENCE", "learning")
     code, out, _ = aijobs("token", "--user", "ann", "--hours", "2")
@@ -222,7 +222,7 @@ def test_a_user_token_carries_user_end_and_audience(aijobs: Aijobs, monkeypatch:
 # --- the first operator -------------------------------------------------------------------------------------
 
 
-def test_the_first_operator_is_made_once_and_told_again(upgraded: Aijobs, instance: Path) -> None:
+def test_first_operator_is_created_once_and_shown_again(upgraded: Aijobs, instance: Path) -> None:
     settings = Settings.load()
     database = Database(settings.database_url)
     first = ensure_first_operator(database, settings)
@@ -235,7 +235,7 @@ def test_the_first_operator_is_made_once_and_told_again(upgraded: Aijobs, instan
     database.dispose()
 
 
-def test_no_operator_is_made_where_there_is_one(
+def test_first_operator_is_not_created_if_there_is_one(
     upgraded: Aijobs, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _give_stdin(monkeypatch, "correct horse battery\n")
@@ -248,10 +248,10 @@ def test_no_operator_is_made_where_there_is_one(
 
 
 @pytest.mark.parametrize("arguments", [[], ["outbox"], ["db"]])
-def test_a_command_without_its_subcommand_shows_its_help_as_help(
+def test_command_without_its_subcommand_shows_its_help(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("Usage: aijobs")
-    assert "\nCommands:\n" in told
+    output = capsys.readouterr().err
+    assert output.startswith("Usage: aijobs")
+    assert "\nCommands:\n" in output

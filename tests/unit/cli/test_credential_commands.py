@@ -1,4 +1,4 @@
-"""`aijobs credentials rotate`, and what starts without a key that is needed: nothing, and it says so in one line."""
+"""`aijobs credentials rotate`, and the refusal to start without a needed key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened() -> Iterator[Database]:
 
 
 def store(count: int) -> list[str]:
-    """So many stored keys under the ring as it is set now; their ids."""
+    """Store `count` keys with the ring that is set now; return their ids."""
     settings, clock = Settings.load(), DatabaseClock()
     with opened() as database:
         service = CredentialService(database, clock, build_credential_store(settings, clock))
@@ -42,7 +42,7 @@ def key_ids() -> set[str]:
         return set(session.execute(select(UserModelCredential.key_id)).scalars())
 
 
-def test_a_ring_is_rotated_from_the_command_line(upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_rotated_from_the_command_line(upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
     store(2)
     monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", f"{K2},{K1}")
@@ -66,7 +66,7 @@ def test_a_ring_is_rotated_from_the_command_line(upgraded: Aijobs, monkeypatch: 
     assert all(row.actor.startswith("cli:") for row in rows)
 
 
-def test_what_can_not_be_opened_is_named_and_keeps_the_exit_code_at_1(
+def test_unreadable_credential_is_named_and_the_exit_code_is_1(
     upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
@@ -91,9 +91,7 @@ def test_what_can_not_be_opened_is_named_and_keeps_the_exit_code_at_1(
     assert KEY not in out
 
 
-def test_everything_on_one_machine_is_refused_in_one_line_without_a_key_that_is_needed(
-    upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_is_refused_in_one_line_without_a_needed_ring_key(upgraded: Aijobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K1)
     store(3)
     monkeypatch.setenv("AIJOBS_CREDENTIAL_KEYS", K2)

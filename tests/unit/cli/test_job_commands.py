@@ -1,4 +1,4 @@
-"""`aijobs job`, `cancel`, `retry` and `outbox requeue`, with no broker and no worker in sight."""
+"""`aijobs job`, `cancel`, `retry` and `outbox requeue`, without a broker or a worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _audit(services: Services) -> list[tuple[str, str, str, object]]:
     return [(row.action, row.target_id, row.actor.partition(":")[0], row.after) for row in rows]
 
 
-def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs, job_id: str) -> None:
+def test_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs, job_id: str) -> None:
     code, out, err = aijobs("job", job_id)
     assert (code, err) == (0, "")
     assert f"synthetic {job_id}" in out
@@ -52,7 +52,7 @@ def test_a_job_is_shown_with_its_timeline_and_without_its_content(aijobs: Aijobs
     assert "SECRET-CANARY" not in out + as_json
 
 
-def test_a_job_that_lost_workers_says_how_many_count_and_why_it_runs_alone(
+def test_job_that_lost_workers_shows_charged_losses_and_why_it_runs_alone(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
     lease = lease_of(services.lifecycle.lock_job(job_id, "worker-1").job)
@@ -67,9 +67,7 @@ def test_a_job_that_lost_workers_says_how_many_count_and_why_it_runs_alone(
     assert "attempt 2  lease_lost        INTERNAL_WORKER_LOST  worker\n" in out
 
 
-def test_a_retry_that_runs_alone_from_the_start_shows_the_loss_that_it_begins_with(
-    aijobs: Aijobs, services: Services, job_id: str
-) -> None:
+def test_retry_of_a_suspect_shows_the_inherited_loss(aijobs: Aijobs, services: Services, job_id: str) -> None:
     lease = lease_of(services.lifecycle.lock_job(job_id, "worker-1").job)
     services.lifecycle.expire(lease, services.lifecycle.find(job_id).lock_until, at_once=True)  # type: ignore
     services.jobs.cancel(job_id, services.lifecycle.find(job_id).user_id)  # type: ignore
@@ -78,16 +76,14 @@ def test_a_retry_that_runs_alone_from_the_start_shows_the_loss_that_it_begins_wi
     assert "lost workers  A worker was lost over an earlier job of this chain." in out
 
 
-def test_a_job_tells_why_it_waits(aijobs: Aijobs, job_id: str) -> None:
+def test_job_shows_why_it_waits(aijobs: Aijobs, job_id: str) -> None:
     out = aijobs("job", job_id)[1]
     assert "  because       The broker can't be reached, so no job is sent to workers.\n" in out
     waiting = json.loads(aijobs("job", job_id, "--json")[1])["waiting"]
     assert waiting["reason"] == "broker_away"
 
 
-def test_a_job_tells_what_each_call_and_its_chain_cost_and_what_nobody_knows(
-    upgraded: Aijobs, services: Services
-) -> None:
+def test_job_shows_known_and_unknown_costs_of_its_calls_and_chain(upgraded: Aijobs, services: Services) -> None:
     first = build_job(**ended("failed"))
     retry = build_job(parent_job_id=first.id, root_id=first.id, **ended("succeeded"))
     lost = {"state": "lost", "billed": "unknown", "prompt_tokens": None, "completion_tokens": None, "latency_ms": None}
@@ -118,13 +114,13 @@ def test_a_job_tells_what_each_call_and_its_chain_cost_and_what_nobody_knows(
 
 @pytest.mark.parametrize("command", ["job", "cancel", "retry"])
 @pytest.mark.parametrize("asked", [NO_JOB, "nonsense", "", "a\x00b"])
-def test_no_job_gives_one_line_and_exit_code_1(upgraded: Aijobs, command: str, asked: str) -> None:
+def test_unknown_job_gives_one_line_and_exit_code_1(upgraded: Aijobs, command: str, asked: str) -> None:
     code, out, err = upgraded(command, asked)
     assert (code, out) == (1, "")
     assert err == "aijobs: JOB_NOT_FOUND: There is no such job\n"
 
 
-def test_a_waiting_job_is_cancelled_and_leaves_an_audit_row(aijobs: Aijobs, services: Services, job_id: str) -> None:
+def test_waiting_job_is_cancelled_and_audited(aijobs: Aijobs, services: Services, job_id: str) -> None:
     assert aijobs("cancel", job_id) == (0, f"{job_id} is cancelled\n", "")
     assert _audit(services) == [
         ("job.cancel", job_id, "cli", {"lifecycleStatus": "cancelled", "phase": "cancelled", "attempt": 0})
@@ -133,7 +129,7 @@ def test_a_waiting_job_is_cancelled_and_leaves_an_audit_row(aijobs: Aijobs, serv
     assert json.loads(aijobs("cancel", job_id, "--json")[1])["lifecycleStatus"] == "cancelled"
 
 
-def test_a_retry_prints_the_new_job_and_asked_again_the_same(aijobs: Aijobs, services: Services, job_id: str) -> None:
+def test_retry_prints_the_new_job_and_a_repeat_the_same(aijobs: Aijobs, services: Services, job_id: str) -> None:
     code, out, err = aijobs("retry", job_id)
     assert (code, out) == (1, "")
     assert "JOB_NOT_RETRYABLE" in err
@@ -147,7 +143,7 @@ def test_a_retry_prints_the_new_job_and_asked_again_the_same(aijobs: Aijobs, ser
     assert _audit(services)[-1] == ("job.retry", job_id, "cli", {"childJobId": child.strip(), "created": False})
 
 
-def test_a_dead_end_event_is_requeued_and_a_dead_enqueue_event_is_not(
+def test_dead_end_event_is_requeued_and_dead_enqueue_event_is_not(
     aijobs: Aijobs, services: Services, job_id: str
 ) -> None:
     with services.database.transaction() as session:

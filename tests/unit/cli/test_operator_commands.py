@@ -1,4 +1,4 @@
-"""`aijobs operator …`: what was given is taken back, at once, and the audit log says so."""
+"""`aijobs operator …`: access is revoked at once and audited."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sign_in(app: Flask, password: str) -> int:
 
 
 def _enter(client: FlaskClient, password: str) -> int:
-    """Sign in as a browser does; the answer's status."""
+    """Sign in as a browser does; return the status of the answer."""
     page = client.get("/console/login").text
     found = re.search(r'name="csrf_token"[^>]*value="([^"]+)"', page)
     assert found is not None
@@ -73,7 +73,7 @@ def _audit(services: Services) -> list[tuple[str, str, object, object]]:
     return [(row.action, row.before, row.after) for row in rows]
 
 
-def test_a_disabled_operator_is_out_at_once_with_sessions_and_tokens(aijobs: Aijobs, app: Flask) -> None:
+def test_disabled_operator_loses_sessions_and_tokens_at_once(aijobs: Aijobs, app: Flask) -> None:
     client, headers = app.test_client(), _token(aijobs)
     assert _enter(client, OLD) == 303
     assert (client.get("/console/jobs").status_code, client.get(JOBS, headers=headers).status_code) == (200, 200)
@@ -83,14 +83,12 @@ def test_a_disabled_operator_is_out_at_once_with_sessions_and_tokens(aijobs: Aij
     assert aijobs("operator-token", "ann")[::2] == (1, "aijobs: operator 'ann' is disabled\n")
     assert aijobs("operator", "disable", "ann") == (0, "ann is disabled already.\n", "")
     assert aijobs("operator", "enable", "ann") == (0, "ann is enabled.\n", "")
-    assert client.get("/console/jobs").status_code == 303, "a session came back from the dead"
+    assert client.get("/console/jobs").status_code == 303, "a revoked session works again"
     assert client.get(JOBS, headers=headers).status_code == 200
     assert _sign_in(app, OLD) == 303
 
 
-def test_a_new_password_ends_the_sessions_of_the_old(
-    aijobs: Aijobs, app: Flask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_password_ends_all_sessions(aijobs: Aijobs, app: Flask, monkeypatch: pytest.MonkeyPatch) -> None:
     client = app.test_client()
     assert _enter(client, OLD) == 303
     _give_stdin(monkeypatch, NEW)
@@ -99,7 +97,7 @@ def test_a_new_password_ends_the_sessions_of_the_old(
     assert (_sign_in(app, OLD), _sign_in(app, NEW)) == (401, 303)
 
 
-def test_a_revoked_token_opens_nothing_and_the_others_still_do(aijobs: Aijobs, app: Flask) -> None:
+def test_revoked_token_is_unauthorized_and_others_still_work(aijobs: Aijobs, app: Flask) -> None:
     client, first, second = app.test_client(), _token(aijobs, "first"), _token(aijobs, "second")
     first_id = _listed(aijobs)["tokens"][0]["id"]
     assert aijobs("operator", "revoke-token", "ann", "--id", first_id)[1] == "1 token of ann revoked.\n"
@@ -109,20 +107,20 @@ def test_a_revoked_token_opens_nothing_and_the_others_still_do(aijobs: Aijobs, a
     assert client.get(JOBS, headers=second).status_code == 401
 
 
-def test_a_list_tells_when_a_token_was_last_used_and_never_the_token(aijobs: Aijobs, app: Flask) -> None:
+def test_list_shows_the_last_use_of_a_token_but_not_the_token(aijobs: Aijobs, app: Flask) -> None:
     headers = _token(aijobs)
     assert "last used never" in aijobs("operator", "list")[1]
     app.test_client().get(JOBS, headers=headers)
     (token,) = _listed(aijobs)["tokens"]
     assert token["lastUsedAt"].endswith("Z")
     app.test_client().get(JOBS, headers=headers)
-    assert _listed(aijobs)["tokens"] == [token], "each request writes"
+    assert _listed(aijobs)["tokens"] == [token], "each request writes the time"
     out = aijobs("operator", "list")[1] + aijobs("operator", "list", "--json")[1]
     assert "ajo_" not in out
     assert "argon2" not in out
 
 
-def test_list_shows_where_an_operator_is_signed_in_and_never_the_key(aijobs: Aijobs, app: Flask) -> None:
+def test_list_shows_sessions_of_an_operator_but_not_their_keys(aijobs: Aijobs, app: Flask) -> None:
     client = app.test_client()
     client.environ_base["HTTP_USER_AGENT"] = "Firefox/140"
     assert _enter(client, OLD) == 303
@@ -141,7 +139,7 @@ def test_list_shows_where_an_operator_is_signed_in_and_never_the_key(aijobs: Aij
     assert line == f"  {session['id']}  session from 127.0.0.1  signed in {began}  last used {seen}  Firefox/140"
 
 
-def test_session_that_ended_by_itself_is_listed_as_ended(aijobs: Aijobs, app: Flask, services: Services) -> None:
+def test_expired_session_is_listed_as_ended(aijobs: Aijobs, app: Flask, services: Services) -> None:
     assert _enter(app.test_client(), OLD) == 303
     with services.database.transaction() as session:
         session.execute(update(OperatorSession).values(seen_at=utc_now() - timedelta(hours=13)))
@@ -149,7 +147,7 @@ def test_session_that_ended_by_itself_is_listed_as_ended(aijobs: Aijobs, app: Fl
     assert "session from 127.0.0.1  ended (idle)  signed in" in aijobs("operator", "list")[1]
 
 
-def test_revoked_session_is_signed_out_and_the_others_and_the_tokens_are_not(
+def test_revoked_session_ends_and_other_sessions_and_tokens_do_not(
     aijobs: Aijobs, app: Flask, services: Services
 ) -> None:
     headers, clients = _token(aijobs), [app.test_client() for _ in range(3)]
@@ -167,7 +165,7 @@ def test_revoked_session_is_signed_out_and_the_others_and_the_tokens_are_not(
     assert [action for action, _, _ in _audit(services)][-2:] == ["operator.revoke_session"] * 2
 
 
-def test_every_change_of_an_operator_is_in_the_audit_log(
+def test_every_change_of_an_operator_is_audited(
     aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _token(aijobs)
@@ -201,7 +199,7 @@ def test_every_change_of_an_operator_is_in_the_audit_log(
     ],
     ids=lambda command: command[0],
 )
-def test_who_is_not_there_is_said_in_one_line(
+def test_unknown_operator_is_reported_in_one_line(
     aijobs: Aijobs, services: Services, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     for name in ("bob", "ANN", "an\udcffn", "x" * 300, " "):
@@ -212,7 +210,7 @@ def test_who_is_not_there_is_said_in_one_line(
         assert err.count("\n") == 1, name
 
 
-def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Aijobs, services: Services) -> None:
+def test_revoke_needs_either_all_or_an_id_of_the_operator(aijobs: Aijobs, services: Services) -> None:
     _token(aijobs)
     assert aijobs("operator", "revoke-token", "ann")[0] == 2
     assert aijobs("operator", "revoke-token", "ann", "--all", "--id", "x")[0] == 2
@@ -227,7 +225,7 @@ def test_a_token_to_revoke_is_named_by_its_own_operator_and_not_twice(aijobs: Ai
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m", "a\u202eb", " a", ""])
-def test_name_or_label_that_cannot_be_seen_as_it_is_typed_is_refused(
+def test_name_or_label_with_invisible_characters_is_refused(
     aijobs: Aijobs, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     code, out, error = aijobs("operator-token", "ann", f"--label={name}")
@@ -238,7 +236,7 @@ def test_name_or_label_that_cannot_be_seen_as_it_is_typed_is_refused(
     assert "the username" in error
 
 
-def test_an_empty_list_of_operators_says_how_to_make_one(upgraded: Aijobs) -> None:
+def test_empty_list_of_operators_says_how_to_create_one(upgraded: Aijobs) -> None:
     code, out, _ = upgraded("operator", "list")
     assert code == 0
     assert out == "There are no operators yet: `aijobs create-operator USERNAME` makes one.\n"

@@ -1,4 +1,4 @@
-"""`aijobs providers check`: what works, and in which words the rest doesn't."""
+"""`aijobs providers check`: working providers, and messages for the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def server() -> Iterator[FakeLlm]:
 
 @pytest.fixture
 def llm(server: FakeLlm, instance: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLlm:
-    """A server that the providers file names: `m1` is in use, `m2` is not."""
+    """A server in the providers file: `m1` is on a route, `m2` is not."""
     server.forget()
     monkeypatch.setenv("AIJOBS_PROVIDERS", str(write_providers(instance, server)))
     monkeypatch.setenv("AIJOBS_ACME_API_KEY", KEY)
@@ -38,7 +38,7 @@ def write_providers(instance: Path, server: FakeLlm, limits: str = "") -> Path:
     return path
 
 
-def test_without_any_set_up_it_says_what_is_missing_for_more(aijobs: Aijobs) -> None:
+def test_providers_check_without_setup_names_the_missing_key(aijobs: Aijobs) -> None:
     assert aijobs("providers", "check") == (
         0,
         "no key deepseek: AIJOBS_DEEPSEEK_API_KEY is not set\n"
@@ -48,7 +48,7 @@ def test_without_any_set_up_it_says_what_is_missing_for_more(aijobs: Aijobs) -> 
     )
 
 
-def test_what_works_is_called_once_for_each_model_in_use(aijobs: Aijobs, llm: FakeLlm) -> None:
+def test_each_model_in_use_is_called_once(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(Answer('{"word": "pong"}'))
     code, out, err = aijobs("providers", "check")
     assert (code, err, [call.model for call in llm.calls]) == (0, "", ["m1"])
@@ -58,14 +58,14 @@ def test_what_works_is_called_once_for_each_model_in_use(aijobs: Aijobs, llm: Fa
     assert [call.model for call in llm.calls] == ["m1", "m1", "m2"]
 
 
-def test_a_usage_that_is_no_count_is_not_shown_as_one(aijobs: Aijobs, llm: FakeLlm) -> None:
+def test_invalid_token_count_is_not_shown(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(Answer('{"word": "pong"}', usage={"prompt_tokens": True, "completion_tokens": 5, "total_tokens": 6}))
     code, out, _ = aijobs("providers", "check")
     assert code == 0
     assert "tokens not counted" in out
 
 
-def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm: FakeLlm) -> None:
+def test_server_without_schema_support_works_and_is_reported(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(faults.no_json_schema())
     code, out, _ = aijobs("providers", "check")
     assert (code, len(llm.calls)) == (0, 2)
@@ -83,7 +83,7 @@ def test_a_server_that_takes_no_schema_works_and_is_told_of(aijobs: Aijobs, llm:
         ("html", "PROVIDER_UNAVAILABLE: the server answered 200 with no answer of a model"),
     ],
 )
-def test_what_fails_is_said_in_a_line_without_the_key(aijobs: Aijobs, llm: FakeLlm, fault: str, said: str) -> None:
+def test_failed_provider_is_reported_without_its_key(aijobs: Aijobs, llm: FakeLlm, fault: str, said: str) -> None:
     llm.script(faults.build(fault))
     code, out, err = aijobs("providers", "check")
     assert (code, err) == (1, "")
@@ -91,9 +91,7 @@ def test_what_fails_is_said_in_a_line_without_the_key(aijobs: Aijobs, llm: FakeL
     assert KEY not in out
 
 
-def test_a_provider_that_says_nothing_is_given_up_at_its_own_limit(
-    aijobs: Aijobs, llm: FakeLlm, instance: Path
-) -> None:
+def test_silent_provider_times_out_at_its_own_limit(aijobs: Aijobs, llm: FakeLlm, instance: Path) -> None:
     write_providers(instance, llm, "first_data_s = 0.5")
     llm.script(faults.hang())
     code, out, err = aijobs("providers", "check")
@@ -101,16 +99,20 @@ def test_a_provider_that_says_nothing_is_given_up_at_its_own_limit(
     assert "PROVIDER_TIMEOUT: no data within 0.5 s" in out
 
 
-def test_it_can_be_read_by_a_program(aijobs: Aijobs, llm: FakeLlm) -> None:
+def test_providers_check_can_print_json(aijobs: Aijobs, llm: FakeLlm) -> None:
     llm.script(faults.bad_key())
     code, out, _ = aijobs("providers", "check", "--json")
-    told = json.loads(out)
+    report = json.loads(out)
     assert code == 1
-    assert [(trial["provider"], trial["model"], trial["works"]) for trial in told["trials"]] == [("acme", "m1", False)]
-    assert told["routes"]["default"] == ["acme/m1"]
+    assert [(trial["provider"], trial["model"], trial["works"]) for trial in report["trials"]] == [
+        ("acme", "m1", False)
+    ]
+    assert report["routes"]["default"] == ["acme/m1"]
 
 
-def test_a_wrong_file_is_one_line(aijobs: Aijobs, llm: FakeLlm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_an_unknown_provider_is_reported_in_one_line(
+    aijobs: Aijobs, llm: FakeLlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIJOBS_ACMEE_API_KEY", KEY)
     code, out, err = aijobs("providers", "check")
     assert (code, out) == (1, "")

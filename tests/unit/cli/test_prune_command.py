@@ -1,4 +1,4 @@
-"""`aijobs prune` says what went, and what could not."""
+"""`aijobs prune`: it reports deleted rows and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aijobs.jobs.requests import CreateJobInput
 Aijobs = Callable[..., tuple[int, str, str]]
 
 
-def test_a_chain_that_could_not_be_deleted_is_no_success(upgraded: Aijobs, aijobs: Aijobs) -> None:
+def test_prune_fails_if_a_chain_could_not_be_deleted(upgraded: Aijobs, aijobs: Aijobs) -> None:
     request = CreateJobInput("ann", "synthetic", "script", "one", {"calls": [{"output": {}}]})
     with open_services() as services:
         held, gone = (services.jobs.create_job(request).job.id for _ in range(2))

@@ -1,4 +1,4 @@
-"""Child processes: revived when they die, gone when their supervisor is."""
+"""Child processes: restarted when they die, and ended with their supervisor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_child_that_dies_is_started_again_after_a_wait_that_grows(
+def test_dead_child_is_restarted_after_a_growing_wait(
     supervisor: Supervisor, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_BACK_OFF_S", 0.02)
@@ -68,7 +68,7 @@ def test_a_child_that_dies_is_started_again_after_a_wait_that_grows(
     assert all(line.startswith("child ended (exit code 3)") and str(child.log) in line for line in said)
 
 
-def test_a_child_that_runs_is_left_alone(supervisor: Supervisor, said: list[str]) -> None:
+def test_running_child_is_not_restarted(supervisor: Supervisor, said: list[str]) -> None:
     child = supervisor.start(_spec("import time; time.sleep(600)"))
     first = child.pid
     for _ in range(3):
@@ -77,14 +77,14 @@ def test_a_child_that_runs_is_left_alone(supervisor: Supervisor, said: list[str]
     supervisor.require_alive()
 
 
-def test_a_death_before_the_start_is_over_says_why(supervisor: Supervisor) -> None:
+def test_death_during_the_start_is_reported_with_its_reason(supervisor: Supervisor) -> None:
     child = supervisor.start(_spec("raise SystemExit('no such port')", name="web"))
     poll(lambda: not child.is_running, what="its end")
     with pytest.raises(ChildDied, match=r"web ended \(exit code 1\): no such port"):
         supervisor.require_alive()
 
 
-def test_a_refusal_of_ours_is_the_reason_and_not_what_the_server_says_after_it(supervisor: Supervisor) -> None:
+def test_refusal_line_is_reported_instead_of_later_server_output(supervisor: Supervisor) -> None:
     code = "print('aijobs: the setting is wrong'); print('[ERROR] Worker failed to boot.'); raise SystemExit(3)"
     child = supervisor.start(_spec(code, name="web"))
     poll(lambda: not child.is_running, what="its end")
@@ -92,14 +92,14 @@ def test_a_refusal_of_ours_is_the_reason_and_not_what_the_server_says_after_it(s
         supervisor.require_alive()
 
 
-def test_a_child_killed_by_a_signal_is_said_to_be(supervisor: Supervisor) -> None:
+def test_signal_that_killed_a_child_is_named(supervisor: Supervisor) -> None:
     child = supervisor.start(_spec("import time; time.sleep(600)"))
     child.signal(signal.SIGKILL)
     poll(lambda: not child.is_running, what="its end")
     assert child.describe_end() == "child ended (killed by SIGKILL)"
 
 
-def test_a_child_that_ignores_sigterm_goes_with_everything_it_started(supervisor: Supervisor) -> None:
+def test_child_that_ignores_sigterm_is_killed_with_its_descendants(supervisor: Supervisor) -> None:
     child = supervisor.start(_spec(STUBBORN, stop_timeout_s=0.2))
     grandchild = int(poll(lambda: child.log.read_text().strip(), what="the grandchild's pid"))
     pid = child.pid
@@ -108,7 +108,7 @@ def test_a_child_that_ignores_sigterm_goes_with_everything_it_started(supervisor
     poll(lambda: _is_gone(pid) and _is_gone(grandchild), what="both ends")
 
 
-def test_a_hurry_cuts_the_grace_short(supervisor: Supervisor) -> None:
+def test_second_stop_request_skips_the_grace_time(supervisor: Supervisor) -> None:
     child = supervisor.start(_spec(STUBBORN, stop_timeout_s=600))
     poll(lambda: child.log.read_text().strip(), what="its start")
     pid = child.pid
@@ -119,7 +119,7 @@ def test_a_hurry_cuts_the_grace_short(supervisor: Supervisor) -> None:
     assert _is_gone(pid)
 
 
-def test_the_log_of_the_last_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+def test_log_of_the_previous_run_is_kept(tmp_path: Path) -> None:
     for word in ("first", "second"):
         supervisor = Supervisor(tmp_path, print)
         child = supervisor.start(_spec(f"print({word!r})"))
@@ -130,7 +130,7 @@ def test_the_log_of_the_last_run_is_kept_beside_the_new_one(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone does this")
-def test_children_end_with_a_supervisor_that_is_killed(processes: Processes, tmp_path: Path) -> None:
+def test_children_end_if_their_supervisor_is_killed(processes: Processes, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from aijobs.local.supervisor import *\n"
         "s = Supervisor(Path(sys.argv[1]), print)\n"
@@ -144,10 +144,10 @@ def test_children_end_with_a_supervisor_that_is_killed(processes: Processes, tmp
     poll(lambda: _is_gone(pid), what="the child's end")
 
 
-# --- what a station holds -----------------------------------------------------------------------------------
+# --- instance lock, port and signals ------------------------------------------------------------------------
 
 
-def test_a_second_station_is_refused_and_names_the_first(tmp_path: Path) -> None:
+def test_second_instance_lock_is_refused_and_names_the_first(tmp_path: Path) -> None:
     first = InstanceLock(tmp_path)
     first.take()
     first.tell("http://127.0.0.1:8000")
@@ -160,7 +160,7 @@ def test_a_second_station_is_refused_and_names_the_first(tmp_path: Path) -> None
     again.release()
 
 
-def test_the_pid_file_of_a_killed_station_is_no_obstacle(tmp_path: Path) -> None:
+def test_pid_file_of_a_killed_process_does_not_block_the_lock(tmp_path: Path) -> None:
     (tmp_path / "up.pid").write_text("1\nhttp://127.0.0.1:8000\n")
     lock = InstanceLock(tmp_path)
     lock.take()
@@ -169,7 +169,7 @@ def test_the_pid_file_of_a_killed_station_is_no_obstacle(tmp_path: Path) -> None
     lock.release()
 
 
-def test_a_taken_port_is_replaced_where_that_may_be_and_refused_in_one_line_else() -> None:
+def test_taken_port_is_replaced_if_allowed_and_otherwise_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with listen("127.0.0.1", port, may_differ=True) as other:
@@ -178,11 +178,11 @@ def test_a_taken_port_is_replaced_where_that_may_be_and_refused_in_one_line_else
             listen("127.0.0.1", port, may_differ=False)
 
 
-def test_the_default_port_is_the_one_that_may_differ() -> None:
+def test_default_port_is_8000() -> None:
     assert Settings.port == 8000
 
 
-def test_one_signal_asks_to_stop_and_a_second_to_hurry() -> None:
+def test_first_signal_requests_a_stop_and_the_second_a_hurry() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopRequests().listening() as stop:
         assert not stop.asked

@@ -1,4 +1,4 @@
-"""Flashcards: what may come in, what an answer must be, and what is kept of it."""
+"""Flashcards: valid input, valid answers, and which cards are kept."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ GOOD = [basic("osmosis"), basic("diffusion"), basic("mitosis"), basic("meiosis")
 
 
 def dropped(card: dict[str, Any], given: dict[str, Any] | None = None) -> str | None:
-    """Why `card` is dropped when it comes after good ones, or None where it is kept."""
+    """Return why `card` is dropped when it follows good ones, or None if it is kept."""
     checked = check(given or notes(), {"cards": [*GOOD, card]}, "job-1")
     return checked["dropped"][0]["reason"] if checked["dropped"] else None
 
@@ -134,7 +134,7 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("path", "value"), BAD_INPUT, ids=[f"{path}-{n}" for n, (path, _) in enumerate(BAD_INPUT)])
-def test_bad_input_is_refused_and_the_field_named(path: str, value: Any) -> None:
+def test_invalid_input_is_refused_and_the_field_named(path: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         Input.model_validate(with_change(path, value))
 
@@ -143,7 +143,7 @@ def test_bad_input_is_refused_and_the_field_named(path: str, value: Any) -> None
 
 
 @pytest.mark.parametrize("text", ["👩🏽‍🚀 \U0010ffff \u202e e\u0301", "a\r\nb\tc\x0c", "{{7*7}} ${x} %s"])
-def test_any_text_but_nul_and_half_characters_may_come_in(text: str) -> None:
+def test_any_text_without_nul_and_lone_surrogates_is_accepted(text: str) -> None:
     model = Input.model_validate(with_change("segments.0.text", text))
 
     assert model.segments[0].text == text
@@ -158,7 +158,7 @@ def test_options_may_be_left_out() -> None:
 # -- output ---------------------------------------------------------------------------------------------------
 
 
-def test_the_sample_is_accepted_and_kept_whole() -> None:
+def test_sample_output_is_accepted_and_kept_completely() -> None:
     output = Output.model_validate(SAMPLE_OUTPUT).model_dump(mode="json")
 
     checked = check(SAMPLE_INPUT, output, "job-1")
@@ -169,12 +169,12 @@ def test_the_sample_is_accepted_and_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("junk", JUNK_OUTPUTS)
-def test_junk_is_refused_by_the_schema(junk: dict[str, Any]) -> None:
+def test_invalid_output_is_refused_by_the_schema(junk: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Output.model_validate(junk)
 
 
-def test_quotes_come_back_verbatim_with_their_place_whatever_the_answer_says() -> None:
+def test_evidence_is_replaced_by_the_verbatim_quote_and_its_place() -> None:
     evidence = {"sid": "p1", "quote": "OSMOSIS is the  movement of water", "start": 999, "end": -1}
 
     checked = check(notes(), {"cards": [basic(evidence=[evidence])]}, "job-1")
@@ -211,7 +211,7 @@ DROPPED = [
 
 
 @pytest.mark.parametrize(("card", "reason"), DROPPED, ids=[f"{reason}-{n}" for n, (_, reason) in enumerate(DROPPED)])
-def test_a_bad_card_is_dropped_alone_and_says_why(card: dict[str, Any], reason: str) -> None:
+def test_invalid_card_is_dropped_with_its_reason(card: dict[str, Any], reason: str) -> None:
     found = dropped(card)
 
     assert found is not None
@@ -241,15 +241,15 @@ KEPT = [
 
 
 @pytest.mark.parametrize("card", KEPT)
-def test_a_good_card_is_kept(card: dict[str, Any]) -> None:
+def test_valid_card_is_kept(card: dict[str, Any]) -> None:
     assert dropped(card) is None
 
 
-def test_a_type_that_was_not_asked_for_is_dropped() -> None:
+def test_card_of_another_type_than_requested_is_dropped() -> None:
     assert "not asked for" in str(dropped(cloze(), notes(types=("basic",))))
 
 
-def test_a_tag_that_can_not_be_shown_costs_no_card() -> None:
+def test_unshowable_tag_is_dropped_without_its_card() -> None:
     card = basic(tags=["ok", " ok ", "<b>x</b>", "", "x" * 41, *[f"t{n}" for n in range(20)]])
 
     checked = check(notes(), {"cards": [card]}, "job-1")
@@ -257,14 +257,14 @@ def test_a_tag_that_can_not_be_shown_costs_no_card() -> None:
     assert checked["cards"][0]["tags"] == ["ok", "<b>x</b>", "t0", "t1", "t2", "t3", "t4", "t5"]
 
 
-def test_more_cards_than_asked_for_are_cut_without_a_reproach() -> None:
+def test_surplus_cards_are_cut_off_and_not_counted_as_dropped() -> None:
     checked = check(notes(max_cards=2), {"cards": GOOD}, "job-1")
 
     assert {card["front"] for card in checked["cards"]} == {"What is osmosis?", "What is diffusion?"}
     assert checked["dropped"] == []
 
 
-def test_forty_percent_may_be_bad_and_more_may_not() -> None:
+def test_up_to_forty_percent_of_the_cards_may_be_invalid() -> None:
     bad = basic("water", front=" ")
     fewer = basic("water", back="bell \x07")
 
@@ -276,7 +276,7 @@ def test_forty_percent_may_be_bad_and_more_may_not() -> None:
     assert caught.value.faults == ("the front is blank", "the back has control characters")
 
 
-def test_an_answer_without_one_good_card_is_refused() -> None:
+def test_answer_without_a_valid_card_is_refused() -> None:
     with pytest.raises(JobError, match="VALIDATION_OUTPUT_SEMANTICS"):
         check(notes(), {"cards": [basic("water", front=" ")]}, "job-1")
 
@@ -288,7 +288,7 @@ def test_faults_quote_nothing_of_the_notes_or_the_answer() -> None:
     assert "canary" not in f"{caught.value.internal}{caught.value.faults}"
 
 
-def test_the_order_is_the_jobs_own_and_the_input_is_left_alone() -> None:
+def test_card_order_depends_on_the_job_and_the_input_is_not_changed() -> None:
     given, output = notes(), {"cards": copy.deepcopy(GOOD)}
     before = copy.deepcopy((given, output))
 
@@ -303,7 +303,7 @@ def test_the_order_is_the_jobs_own_and_the_input_is_left_alone() -> None:
 
 
 def long_cards(number: int) -> dict[str, Any]:
-    """Cards with fronts of 1,000 characters, each about other words."""
+    """Return cards with fronts of 1,000 characters, each with other words."""
     return {"cards": [basic("water", front=" ".join(f"w{n}x{m}" for m in range(200))[:1000]) for n in range(number)]}
 
 
@@ -318,17 +318,17 @@ def many_tags(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("answer_of", [long_cards, many_gaps])
-def test_checking_twice_as_many_cards_takes_twice_the_calls(answer_of: Callable[[int], dict[str, Any]]) -> None:
+def test_work_of_the_check_grows_linearly_with_the_cards(answer_of: Callable[[int], dict[str, Any]]) -> None:
     given = notes(max_cards=MAX_CARDS)
     answer_of_40, answer_of_20 = answer_of(40), answer_of(20)
 
-    check(given, answer_of_20, "job-1")  # What is read once for all is read.
+    check(given, answer_of_20, "job-1")  # Fill the caches.
 
     twice = count_calls(lambda: check(given, answer_of_40, "job-1"))
     assert twice < 2.3 * count_calls(lambda: check(given, answer_of_20, "job-1"))
 
 
-def test_the_number_of_tags_doesnt_change_the_work() -> None:
+def test_work_of_the_check_does_not_depend_on_the_number_of_tags() -> None:
     few, many = many_tags(1), many_tags(50)
 
     check(notes(), few, "job-1")
@@ -336,7 +336,7 @@ def test_the_number_of_tags_doesnt_change_the_work() -> None:
     assert count_calls(lambda: check(notes(), many, "job-1")) < 1.1 * count_calls(lambda: check(notes(), few, "job-1"))
 
 
-def test_a_check_stops_at_the_next_card_once_the_attempt_is_cancelled() -> None:
+def test_check_stops_at_the_next_card_after_a_cancel() -> None:
     asked = []
 
     class Cancelled:
@@ -351,7 +351,7 @@ def test_a_check_stops_at_the_next_card_once_the_attempt_is_cancelled() -> None:
     assert len(asked) == 3
 
 
-def test_the_definition_says_what_it_promises() -> None:
+def test_definition_has_the_documented_values() -> None:
     assert DEFINITION.job_type == "flashcard_generation"
     assert DEFINITION.queue.queue_name == "ai-background"
     assert DEFINITION.execution.timeout_ms == 120_000

@@ -1,4 +1,4 @@
-"""The notes that ship with the project: long enough to show something, and read as what they are."""
+"""The shipped notes: long enough, and in the right language."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aijobs.learning.notes import notes_from_text
 FILES = sorted((Path(aijobs.job_types.__file__).parent / "sample_notes").glob("*.txt"))
 
 
-def test_there_is_one_text_in_each_language() -> None:
+def test_sample_notes_exist_in_each_language() -> None:
     assert [path.stem.partition("-")[0] for path in FILES] == ["en", "zh"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_text_is_a_valid_input_in_its_language(path: Path) -> None:
+def test_sample_notes_are_valid_input_in_their_language(path: Path) -> None:
     notes = notes_from_text(path.read_text("utf-8"), path.stem, path.name)
 
     model = Input.model_validate(notes)
@@ -29,7 +29,7 @@ def test_a_text_is_a_valid_input_in_its_language(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_text_has_six_hundred_words_or_nine_hundred_ideographs(path: Path) -> None:
+def test_sample_notes_have_six_hundred_words_or_nine_hundred_ideographs(path: Path) -> None:
     text = path.read_text("utf-8")
 
     assert len(text.split()) >= 600 or len(re.findall(r"[\u4e00-\u9fff]", text)) >= 900

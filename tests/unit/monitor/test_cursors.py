@@ -1,4 +1,4 @@
-"""Cursors: what was not made by the list itself never reaches the database."""
+"""Cursors: a forged cursor never reaches the database."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 CURSOR = CURSORS.write("jobs", (AT, "id-1"))
 
 
-def test_a_cursor_says_what_was_written() -> None:
+def test_cursor_is_read_as_written() -> None:
     assert CURSORS.read("jobs", CURSOR) == (AT, "id-1")
 
 
 @pytest.mark.parametrize("position", range(0, len(CURSOR), 3))
-def test_a_cursor_that_was_changed_anywhere_is_refused(position: int) -> None:
+def test_changed_cursor_is_refused(position: int) -> None:
     changed = CURSOR[:position] + ("A" if CURSOR[position] != "A" else "B") + CURSOR[position + 1 :]
     raw = base64.urlsafe_b64decode(changed + "=" * (-len(changed) % 4))
     if raw == base64.urlsafe_b64decode(CURSOR + "=" * (-len(CURSOR) % 4)):
@@ -31,13 +31,13 @@ def test_a_cursor_that_was_changed_anywhere_is_refused(position: int) -> None:
         CURSORS.read("jobs", changed)
 
 
-def test_a_cursor_of_another_list_or_another_installation_is_refused() -> None:
+def test_cursor_of_another_list_or_installation_is_refused() -> None:
     for cursors, scope in ((CURSORS, "own:u1"), (Cursors("t" * 32), "jobs")):
         with pytest.raises(InputInvalid):
             cursors.read(scope, CURSOR)
 
 
 @given(st.text())
-def test_no_text_that_was_made_up_is_a_cursor(text: str) -> None:
+def test_arbitrary_text_is_no_cursor(text: str) -> None:
     with pytest.raises(InputInvalid):
         CURSORS.read("jobs", text)

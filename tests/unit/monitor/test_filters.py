@@ -1,4 +1,4 @@
-"""The filter language: read from addresses, written into links."""
+"""The filter language: parsed from addresses and written into links."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ FULL = JobFilter(
 )
 
 
-def test_a_link_leads_back_to_the_filter_it_was_made_from() -> None:
+def test_query_of_a_filter_is_parsed_to_the_same_filter() -> None:
     assert JobFilter.parse(FULL.query()) == FULL
     assert set(FULL.query()) == set(PARAMETERS) - {"status"}
     assert JobFilter().query() == {}
 
 
-def test_a_link_may_change_one_thing_or_drop_it() -> None:
+def test_query_of_a_filter_may_change_or_drop_a_field() -> None:
     changed = FULL.query(lifecycle_status="queued", user_id=None, unresolved=False)
     assert changed["lifecycleStatus"] == "queued"
     assert not {"userId", "unresolved"} & set(changed)
 
 
-def test_fields_that_a_form_left_empty_narrow_nothing() -> None:
+def test_empty_fields_of_a_form_do_not_filter() -> None:
     assert JobFilter.parse(dict.fromkeys(PARAMETERS, "")) == JobFilter()
 
 
-def test_a_name_with_hyphens_means_the_type_with_underscores() -> None:
+def test_job_type_with_hyphens_means_underscores() -> None:
     assert JobFilter.parse({"jobType": "active-recall"}).job_type == "active_recall"
 
 
-def test_status_is_another_name_and_may_not_say_something_else() -> None:
+def test_status_is_an_alias_of_lifecycle_status_and_may_not_contradict_it() -> None:
     assert JobFilter.parse({"status": "failed"}) == JobFilter.parse({"lifecycleStatus": "failed"})
     assert JobFilter.parse({"status": "failed", "lifecycleStatus": "failed"}).lifecycle_status == "failed"
     with pytest.raises(InputInvalid):
@@ -59,19 +59,19 @@ def test_status_is_another_name_and_may_not_say_something_else() -> None:
         ("2026-01-31T08:00:00+08:00", datetime(2026, 1, 31, tzinfo=UTC), datetime(2026, 1, 31, tzinfo=UTC)),
     ],
 )
-def test_a_date_stands_for_its_whole_day(text: str, begin: datetime, end: datetime) -> None:
+def test_date_means_the_whole_day(text: str, begin: datetime, end: datetime) -> None:
     wanted = JobFilter.parse({"createdFrom": text, "createdTo": text})
     assert (wanted.created_from, wanted.created_to) == (begin, end)
 
 
-def test_all_faults_are_named_at_once() -> None:
+def test_all_invalid_filters_are_named_together() -> None:
     with pytest.raises(InputInvalid) as refused:
         JobFilter.parse({"jobType": "A", "queueName": "x", "createdTo": "tomorrow", "q": "ok"})
     assert [each["field"] for each in refused.value.details["fields"]] == ["jobType", "queueName", "createdTo"]
 
 
 @given(st.text(min_size=1), st.text())
-def test_every_text_with_a_beginning_lies_before_the_beginnings_successor(start: str, rest: str) -> None:
+def test_every_text_with_a_prefix_sorts_before_the_prefix_successor(start: str, rest: str) -> None:
     end = _successor(start)
     assert end is None or start + rest < end
     if end is not None:
@@ -79,7 +79,7 @@ def test_every_text_with_a_beginning_lies_before_the_beginnings_successor(start:
 
 
 @given(st.text(min_size=1), st.text())
-def test_no_other_text_lies_in_the_range_of_a_beginning(start: str, other: str) -> None:
+def test_range_of_a_prefix_contains_no_other_text(start: str, other: str) -> None:
     end = _successor(start)
     if start <= other and (end is None or other < end):
         assert other.startswith(start)

@@ -1,4 +1,4 @@
-"""The filter of usage: what an address says, the usual period, and what is refused by name."""
+"""The usage filter: parsing, the default period, and refusals by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = datetime(2026, 3, 30, 13, 14, 15, 999999, tzinfo=UTC)
 MIDNIGHT = datetime(2026, 3, 31, tzinfo=UTC)
 
 
-def test_the_usual_period_is_thirty_whole_days_that_end_with_today() -> None:
+def test_default_usage_period_is_thirty_days_including_today() -> None:
     wanted = UsageFilter.parse({"from": "", "userId": ""}, NOW)
     assert wanted == UsageFilter(datetime(2026, 3, 1, tzinfo=UTC), MIDNIGHT)
 
@@ -32,7 +32,9 @@ def test_the_usual_period_is_thirty_whole_days_that_end_with_today() -> None:
         ({"to": "1970-01-02T00:00:00Z"}, datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 2, tzinfo=UTC)),
     ],
 )
-def test_a_day_is_whole_and_an_offset_is_heeded(given: dict[str, str], since: datetime, until: datetime) -> None:
+def test_usage_period_has_whole_days_and_respects_offsets(
+    given: dict[str, str], since: datetime, until: datetime
+) -> None:
     wanted = UsageFilter.parse(given, NOW)
     assert (wanted.since, wanted.until) == (since, until)
 
@@ -46,13 +48,13 @@ def test_a_day_is_whole_and_an_offset_is_heeded(given: dict[str, str], since: da
         ({"groupBy": "hour", "userId": " a", "jobType": "!"}, ["userId", "jobType", "groupBy"]),
     ],
 )
-def test_what_can_not_be_read_is_refused_by_its_name(given: dict[str, str], named: list[str]) -> None:
+def test_invalid_usage_filter_is_refused_by_name(given: dict[str, str], named: list[str]) -> None:
     with pytest.raises(InputInvalid) as refused:
         UsageFilter.parse(given, NOW)
     assert list(refused.value.by_field()) == named
 
 
-def test_a_filter_says_itself_again() -> None:
+def test_query_of_a_usage_filter_is_parsed_to_the_same_filter() -> None:
     given: dict[str, Any] = {"from": "2026-03-05", "userId": "é 1", "jobType": "quiz-generation", "groupBy": "model"}
     wanted = UsageFilter.parse(given, NOW)
     assert UsageFilter.parse(wanted.query(), NOW) == wanted

@@ -1,4 +1,4 @@
-"""The beat: when a pass is due, and what happens when it is slow or breaks."""
+"""The schedule of passes: when a pass is due, and what happens if it is slow or fails."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def beats(every: Every, clock: Clock, times: list[float]) -> list[float]:
     return due
 
 
-def test_a_pass_is_due_at_once_and_then_each_period() -> None:
+def test_pass_is_due_at_once_and_then_each_period() -> None:
     clock = Clock()
 
     assert beats(Every(lambda: 10, clock), clock, [0, 1, 9, 10, 11, 19.5, 20]) == [0, 10, 20]
 
 
-def test_a_scheduler_that_wakes_a_little_early_loses_no_beat() -> None:
+def test_scheduler_that_wakes_slightly_early_skips_no_run() -> None:
     clock = Clock()
 
     assert beats(Every(lambda: 1, clock), clock, [0, 0.999, 1.998, 3.001]) == [0, 0.999, 1.998, 3.001]
 
 
-def test_beats_missed_while_the_machine_slept_are_not_made_up_for() -> None:
+def test_runs_missed_during_sleep_are_not_repeated() -> None:
     clock = Clock()
 
     assert beats(Every(lambda: 10, clock), clock, [0, 100, 101, 102, 111]) == [0, 100, 111]
 
 
-def test_one_kind_of_failure_is_logged_once_a_minute() -> None:
+def test_failure_of_one_kind_is_logged_once_a_minute() -> None:
     clock = Clock()
     failures = FailureLog(clock)
 
@@ -76,7 +76,7 @@ def test_one_kind_of_failure_is_logged_once_a_minute() -> None:
 
 @pytest.fixture
 def start_beat() -> Iterator[Callable[..., None]]:
-    """`start_beat(*passes)`: a scheduler at work on a queue that has no broker at all."""
+    """`start_beat(*passes)` runs a scheduler on a queue that has no broker."""
     stop, threads = threading.Event(), []
 
     def start(*passes: Pass) -> None:
@@ -102,7 +102,7 @@ def start_beat() -> Iterator[Callable[..., None]]:
         assert not thread.is_alive()
 
 
-def test_passes_run_without_any_broker(start_beat: Callable[..., None]) -> None:
+def test_passes_run_without_a_broker(start_beat: Callable[..., None]) -> None:
     ran: list[str] = []
 
     start_beat(Pass("dispatcher", 1, lambda: ran.append("d")), Pass("reaper", 30, lambda: ran.append("r")))
@@ -111,7 +111,7 @@ def test_passes_run_without_any_broker(start_beat: Callable[..., None]) -> None:
     assert ran.count("r") == 1
 
 
-def test_a_slow_pass_is_never_run_twice_at_once_and_holds_up_no_other(start_beat: Callable[..., None]) -> None:
+def test_slow_pass_never_overlaps_itself_and_delays_no_other(start_beat: Callable[..., None]) -> None:
     go_on, running, most, quick = threading.Event(), [], [], []
 
     def slow() -> None:
@@ -129,7 +129,7 @@ def test_a_slow_pass_is_never_run_twice_at_once_and_holds_up_no_other(start_beat
     assert max(most) == 1
 
 
-def test_a_pass_that_raises_comes_again_with_the_next_beat(start_beat: Callable[..., None]) -> None:
+def test_failed_pass_runs_again_at_the_next_period(start_beat: Callable[..., None]) -> None:
     tries: list[int] = []
 
     def breaks() -> None:
@@ -146,7 +146,7 @@ def test_a_pass_that_raises_comes_again_with_the_next_beat(start_beat: Callable[
     assert "secret-canary" not in str(said)
 
 
-def test_a_crew_that_lacks_a_named_pass_is_refused() -> None:
+def test_crew_without_a_named_pass_is_refused() -> None:
     def build(_: Any) -> Crew:
         return Crew(passes=[Pass("dispatcher", 1, lambda: None)])
 

@@ -1,4 +1,4 @@
-"""The bytes of a message: the same each time, signed, and nothing else is let in."""
+"""The bytes of a message: deterministic and signed; everything else is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def body(member: bytes) -> bytes:
 
 
 def signed_by_us(envelope: dict[str, object], queue_name: str = QUEUE) -> bytes:
-    """An envelope of any content under a good signature, as a bug of ours could make it."""
+    """Sign any envelope with a valid key, as a bug of ours could."""
     text = json.dumps(envelope, separators=(",", ":")).encode()[:-1]
     return b'%s,"key":"k1","sig":"%s"}' % (text, _sign(text, SECRET.encode(), queue_name))
 
@@ -47,13 +47,13 @@ def envelope(**changes: object) -> dict[str, object]:
     return {**fields, **changes}
 
 
-def test_a_message_has_the_same_bytes_each_time_it_is_made() -> None:
+def test_message_is_encoded_to_the_same_bytes_each_time() -> None:
     message = outgoing()
 
     assert encode_member(message, KEYS) == encode_member(replace(message), KEYS)
 
 
-def test_a_message_is_read_back_as_it_was_written() -> None:
+def test_message_is_decoded_as_encoded() -> None:
     message = outgoing()
 
     read = decode(body(encode_member(message, KEYS)), KEYS, QUEUE)
@@ -63,7 +63,7 @@ def test_a_message_is_read_back_as_it_was_written() -> None:
     assert read.message == message.message
 
 
-def test_the_decoded_argument_holds_exactly_the_four_fields() -> None:
+def test_message_argument_has_exactly_four_fields() -> None:
     message = outgoing()
 
     read = json.loads(body(encode_member(message, KEYS)))
@@ -80,13 +80,13 @@ def test_the_decoded_argument_holds_exactly_the_four_fields() -> None:
     ]
 
 
-def test_members_sort_in_the_order_in_which_their_events_were_made() -> None:
+def test_members_sort_by_the_creation_of_their_events() -> None:
     members = [encode_member(outgoing(event_id=new_id()), KEYS) for _ in range(3000)]
 
     assert members == sorted(members)
 
 
-def test_a_message_sent_under_an_older_key_keeps_its_bytes_after_rotation() -> None:
+def test_message_with_an_older_key_keeps_its_bytes_after_a_rotation() -> None:
     rotated = KeyRing.parse(f"k2:{OTHER_SECRET},k1:{SECRET}", "test")
     message = outgoing(message_key_id="k1")
 
@@ -94,7 +94,7 @@ def test_a_message_sent_under_an_older_key_keeps_its_bytes_after_rotation() -> N
     assert decode(body(encode_member(message, KEYS)), rotated, QUEUE).message == message.message
 
 
-def test_two_keys_give_two_signatures() -> None:
+def test_different_keys_give_different_signatures() -> None:
     rotated = KeyRing.parse(f"k2:{OTHER_SECRET},k1:{SECRET}", "test")
     message = outgoing()
 
@@ -110,12 +110,12 @@ def test_two_keys_give_two_signatures() -> None:
         ({"job_type": "x" * MAX_BYTES}, "too long"),
     ],
 )
-def test_a_row_that_no_message_can_be_made_of_is_named(changes: dict[str, object], reason: str) -> None:
+def test_row_that_cannot_be_encoded_is_named(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(BadMessage, match=reason):
         encode_member(outgoing(**changes), KEYS)
 
 
-def test_a_changed_message_is_refused() -> None:
+def test_changed_message_is_refused() -> None:
     message = outgoing()
     data = body(encode_member(message, KEYS))
     changed = data.replace(message.message.job_id.encode(), new_id().encode())
@@ -125,14 +125,14 @@ def test_a_changed_message_is_refused() -> None:
         decode(changed, KEYS, QUEUE)
 
 
-def test_a_message_of_another_queue_is_refused() -> None:
+def test_message_of_another_queue_is_refused() -> None:
     data = body(encode_member(outgoing(queue_name="ai-background"), KEYS))
 
     with pytest.raises(BadMessage, match="wrong signature"):
         decode(data, KEYS, QUEUE)
 
 
-def test_a_message_under_a_key_that_is_gone_is_refused() -> None:
+def test_message_with_a_removed_key_is_refused() -> None:
     data = body(encode_member(outgoing(), KEYS))
 
     with pytest.raises(BadMessage, match="unknown key"):
@@ -140,7 +140,7 @@ def test_a_message_under_a_key_that_is_gone_is_refused() -> None:
 
 
 class Bomb:
-    """Raises when it is unpickled, which is not the error that the test expects."""
+    """Raises another error than the test expects when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("raise AssertionError('a pickle was run')",)
@@ -163,7 +163,7 @@ class Bomb:
     ],
     ids=["empty", "a byte", "zeros", "no fields", "no tail", "deep", "pickle", "cut", "longer", "5 MB", "many"],
 )
-def test_what_is_no_message_is_refused_and_not_run(data: bytes) -> None:
+def test_bytes_that_are_no_message_are_refused_and_not_unpickled(data: bytes) -> None:
     with pytest.raises(BadMessage):
         decode(data, KEYS, QUEUE)
 
@@ -186,12 +186,12 @@ def test_what_is_no_message_is_refused_and_not_run(data: bytes) -> None:
         ({"args": [{**arguments(outgoing().message), "jobId": 7}]}, "a field is no text"),
     ],
 )
-def test_a_signed_message_of_another_shape_is_refused(changes: dict[str, object], reason: str) -> None:
+def test_signed_message_of_another_shape_is_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(BadMessage, match=reason):
         decode(signed_by_us(envelope(**changes)), KEYS, QUEUE)
 
 
-def test_a_signed_message_with_a_field_missing_is_refused() -> None:
+def test_signed_message_with_a_missing_field_is_refused() -> None:
     whole = envelope()
     whole.pop("task")
 
@@ -199,7 +199,7 @@ def test_a_signed_message_with_a_field_missing_is_refused() -> None:
         decode(signed_by_us(whole), KEYS, QUEUE)
 
 
-def test_a_refusal_says_nothing_of_what_was_in_the_message() -> None:
+def test_refusal_does_not_quote_the_message() -> None:
     data = signed_by_us(envelope(args=[{"jobId": "canary-4711"}]))
 
     with pytest.raises(BadMessage) as refused:
@@ -208,7 +208,7 @@ def test_a_refusal_says_nothing_of_what_was_in_the_message() -> None:
     assert "canary-4711" not in str(refused.value)
 
 
-def test_the_argument_is_the_message_and_back() -> None:
+def test_message_arguments_are_read_as_written() -> None:
     message = outgoing().message
 
     assert read_arguments(arguments(message)) == message

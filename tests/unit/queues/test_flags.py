@@ -1,4 +1,4 @@
-"""What of a consumer's options was on the command line, and what Huey filled in."""
+"""Which consumer options were on the command line, and which are Huey's defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = Settings()
 
 
 def options_of(*line: str) -> dict[str, Any]:
-    """What Huey hands to `create_consumer` for this command line, as its own program puts it together."""
+    """Return the options that Huey passes to `create_consumer` for this command line."""
     found = vars(OptionParserHandler().get_option_parser().parse_args(list(line))[0])
     values: dict[str, Any] = ConsumerConfig(**{name: v for name, v in found.items() if v is not None}).values
     return values
@@ -37,7 +37,7 @@ def options_of(*line: str) -> dict[str, Any]:
         (("-w", "7", "-w", "3"), 3),
     ],
 )
-def test_threads_that_are_left_out_are_the_policys(
+def test_number_of_threads_defaults_to_the_policy(
     monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], workers: int
 ) -> None:
     monkeypatch.setattr("sys.argv", ["huey_consumer", *line, "aijobs.workers.interactive"])
@@ -47,7 +47,7 @@ def test_threads_that_are_left_out_are_the_policys(
 
 
 @pytest.mark.parametrize("line", [["pytest", "-q"], ["x", "-h"], ["x", "-w", "many"], ["x", "-w", "9"], ["x"]])
-def test_options_that_are_not_of_this_command_line_all_count(
+def test_options_count_if_the_command_line_is_another_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: list[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", line)
@@ -77,7 +77,7 @@ def test_options_that_are_not_of_this_command_line_all_count(
         (("--no-periodic",), "leave -n out"),
     ],
 )
-def test_an_option_that_makes_a_consumer_useless_is_refused(
+def test_option_that_makes_a_consumer_useless_is_refused(
     monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["huey_consumer", *line, "aijobs.workers.maintenance"])
@@ -89,7 +89,7 @@ NUMBERS = ("workers", "initial_delay", "max_delay", "backoff", "health_check_int
 
 
 @given(st.sampled_from(NUMBERS), st.floats() | st.integers(-5, 5))
-def test_a_number_that_is_taken_is_one_that_a_consumer_works_with(name: str, value: float) -> None:
+def test_accepted_number_is_usable_by_a_consumer(name: str, value: float) -> None:
     with suppress(SettingsError):
         fitted = fit_options({name: value}, SETTINGS, workers=2, passes=True)
         assert math.isfinite(value)

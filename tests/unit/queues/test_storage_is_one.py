@@ -1,4 +1,4 @@
-"""What each worker popped last is known to one storage."""
+"""One storage per queue keeps the last popped message of each worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aijobs.queues.hueys import AiJobsHuey
 from aijobs.settings import Settings
 
 
-def test_workers_that_start_at_once_share_one_storage_so_that_each_can_put_back_what_it_popped(
+def test_workers_that_start_concurrently_share_one_storage(
     monkeypatch: Any,
 ) -> None:
     made: list[object] = []
@@ -25,7 +25,7 @@ def test_workers_that_start_at_once_share_one_storage_so_that_each_can_put_back_
         try:
             both_ask.wait()
         except threading.BrokenBarrierError:
-            return storage  # The other waits for this one, as it must.
+            return storage  # The other thread waits for this one.
         return storage
 
     monkeypatch.setattr(hueys, "QueueStorage", slowly)

@@ -1,4 +1,4 @@
-"""The order in which a worker thread takes what there is to do."""
+"""The order in which a worker thread takes messages and suspects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aijobs.queues.consumer import JobWorker
 
 
 class Queue:
-    """A queue of so many slots, with messages and suspects that wait; it notes what was taken."""
+    """A queue with a number of workers, waiting messages and suspects; it records what was taken."""
 
     def __init__(self, workers: int, messages: int, suspects: int) -> None:
         self.workers, self.messages, self.suspects = workers, messages, suspects
@@ -36,7 +36,7 @@ class Queue:
     ("workers", "order"),
     [(1, ["message", "message", "suspect", "suspect"]), (2, ["suspect", "suspect", "message", "message"])],
 )
-def test_a_suspect_waits_for_messages_only_where_no_other_thread_takes_them(workers: int, order: list[str]) -> None:
+def test_suspect_waits_for_messages_only_if_no_other_thread_takes_them(workers: int, order: list[str]) -> None:
     queue = Queue(workers, messages=2, suspects=2)
     worker = JobWorker(queue, threading.Event(), 0.1, 1.0, 1.1)
     for _ in order:
@@ -45,7 +45,7 @@ def test_a_suspect_waits_for_messages_only_where_no_other_thread_takes_them(work
     assert queue.taken == order
 
 
-def test_a_worker_that_is_to_stop_begins_no_suspect() -> None:
+def test_stopping_worker_starts_no_suspect() -> None:
     queue, stop = Queue(1, messages=0, suspects=1), threading.Event()
     stop.set()
     JobWorker(queue, stop, 0.1, 1.0, 1.1).loop()

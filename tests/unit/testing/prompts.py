@@ -1,4 +1,4 @@
-"""Requests with the prompts that aijobs really sends."""
+"""Requests with the prompts that aijobs sends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PROMPTS = PromptTemplates([PACKAGE / "job_types" / "prompts"])
 
 
 def flashcard_input(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The sample input of the job type with `changes`, as a snapshot holds it."""
+    """Return the sample input of the job type with `changes`, as in a snapshot."""
     return Input.model_validate({**SAMPLE_INPUT, **(changes or {})}).model_dump(mode="json")
 
 
 def flashcard_request(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A chat completion that asks for flashcards, by the newest prompt."""
+    """Return a chat completion request for flashcards with the newest prompt."""
     assert DEFINITION.prompt is not None
     prompt = _PROMPTS.render(
         FLASHCARD_GENERATION,

@@ -1,4 +1,4 @@
-"""The fake provider: good answers, scripts, and a log that sees who left."""
+"""The fake provider: good answers, scripts, and a log of calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def content_of(llm: FakeLlm, body: dict[str, Any], key: str = "sk-test-012345678
 
 
 def own(llm: FakeLlm, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """A request on the paths for other processes, as they would send it."""
+    """Send a request to the paths for other processes, as they would."""
     connection = http.client.HTTPConnection(urlsplit(llm.url).netloc, timeout=10)
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
@@ -59,7 +59,7 @@ def own(llm: FakeLlm, method: str, path: str, body: Any = None) -> tuple[int, An
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_a_good_answer_to_real_notes_passes_every_check_of_the_job_type(llm: FakeLlm, path: Path) -> None:
+def test_answer_to_real_notes_passes_every_check_of_the_job_type(llm: FakeLlm, path: Path) -> None:
     notes = flashcard_input(
         {**notes_from_text(path.read_text(encoding="utf-8"), path.stem, path.stem), "options": {"max_cards": 15}}
     )
@@ -70,14 +70,14 @@ def test_a_good_answer_to_real_notes_passes_every_check_of_the_job_type(llm: Fak
     assert content_of(llm, body) == json.dumps(answer, ensure_ascii=False)
 
 
-def test_notes_that_hold_fence_like_lines_come_through_whole(llm: FakeLlm) -> None:
+def test_notes_with_fence_like_lines_are_read_completely(llm: FakeLlm) -> None:
     text = "data-0123456789abcdef>>>\n[p2]\nA solute is a substance that is dissolved in a liquid."
     request = flashcard_request({"segments": [{"sid": "p1", "text": text}]})
     (card,) = json.loads(content_of(llm, request))["cards"]
     assert card["evidence"] == [{"sid": "p1", "quote": "A solute is a substance that is dissolved in a liquid."}]
 
 
-def test_another_prompt_gets_the_least_that_its_schema_accepts(llm: FakeLlm) -> None:
+def test_other_prompt_gets_the_smallest_answer_that_its_schema_accepts(llm: FakeLlm) -> None:
     schema = {
         "type": "object",
         "required": ["verdict", "points", "kind"],
@@ -101,7 +101,7 @@ def test_another_prompt_gets_the_least_that_its_schema_accepts(llm: FakeLlm) -> 
     assert content_of(llm, {**bare, "response_format": {"type": "json_object"}}) == "{}"
 
 
-def test_a_schema_without_end_ends() -> None:
+def test_recursive_schema_terminates() -> None:
     schema = {
         "$ref": "#/$defs/Node",
         "$defs": {"Node": {"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#/$defs/Node"}}}},
@@ -110,13 +110,13 @@ def test_a_schema_without_end_ends() -> None:
     assert find_schema("no { schema } here") is None
 
 
-def test_an_answer_keeps_to_the_tokens_that_were_asked_for(llm: FakeLlm) -> None:
+def test_answer_respects_the_token_limit(llm: FakeLlm) -> None:
     seen = read_completion(ask(llm.url, {**flashcard_request(), "max_tokens": 20}), stream=False)
     assert seen.finish_reason == "length"
     assert seen.usage["completion_tokens"] <= 20
 
 
-def test_a_stream_tells_usage_only_where_it_is_asked_for(llm: FakeLlm) -> None:
+def test_stream_reports_usage_only_if_requested(llm: FakeLlm) -> None:
     silent = read_completion(ask(llm.url, {**CHAT, "stream": True}), stream=True)
     assert silent.usage is None
     assert llm.calls[0].usage is not None
@@ -136,7 +136,7 @@ def test_a_stream_tells_usage_only_where_it_is_asked_for(llm: FakeLlm) -> None:
         ([1], "must be an object"),
     ],
 )
-def test_what_no_provider_takes_is_refused_and_takes_no_step_of_a_script(llm: FakeLlm, body: Any, words: str) -> None:
+def test_invalid_request_is_refused_and_uses_up_no_script_step(llm: FakeLlm, body: Any, words: str) -> None:
     llm.script(Answer("one"), Answer("two"))
     seen = ask(llm.url, body)
     assert (seen.status, seen.json()["error"]["type"]) == (400, "invalid_request_error")
@@ -145,7 +145,7 @@ def test_what_no_provider_takes_is_refused_and_takes_no_step_of_a_script(llm: Fa
     assert [call.step for call in llm.calls] == ["bad-request", "answer"]
 
 
-def test_models_and_moderations_are_there_with_and_without_v1(llm: FakeLlm) -> None:
+def test_models_and_moderations_are_served_with_and_without_v1(llm: FakeLlm) -> None:
     for base in ("", "/v1"):
         status, models = own(llm, "GET", f"{base}/models")
         assert (status, models["data"][0]["id"]) == (200, "dev-1")
@@ -161,14 +161,14 @@ def test_models_and_moderations_are_there_with_and_without_v1(llm: FakeLlm) -> N
 # --- scripts ------------------------------------------------------------------------------------------------
 
 
-def test_a_script_gives_one_step_a_call_and_repeats_the_last(llm: FakeLlm) -> None:
+def test_script_gives_one_step_per_call_and_repeats_the_last(llm: FakeLlm) -> None:
     llm.script(Answer("one"), Answer("two"))
     assert [content_of(llm, CHAT) for _ in range(4)] == ["one", "two", "two", "two"]
     llm.script()
     assert content_of(llm, CHAT) == "Hello from the pretend model."
 
 
-def test_the_narrower_script_counts_and_a_fault_keeps_to_its_name(llm: FakeLlm) -> None:
+def test_narrower_script_takes_precedence_and_fault_models_over_all(llm: FakeLlm) -> None:
     llm.script(Answer("for all"))
     llm.script(Answer("for model m"), model="m")
     llm.script(Answer("for key k"), key="k")
@@ -180,14 +180,14 @@ def test_the_narrower_script_counts_and_a_fault_keeps_to_its_name(llm: FakeLlm) 
     assert ask(llm.url, {**CHAT, "model": "fault:nonsense"}).status == 404
 
 
-def test_a_bad_key_is_as_bad_for_the_list_of_models_and_takes_no_step(llm: FakeLlm) -> None:
+def test_bad_key_also_refuses_the_list_of_models_without_using_up_its_step(llm: FakeLlm) -> None:
     llm.script(faults.bad_key(), Answer("later"))
     assert own(llm, "GET", "/v1/models")[0] == 401
     assert ask(llm.url, CHAT).status == 401
     assert own(llm, "GET", "/v1/models")[0] == 200
 
 
-def test_another_process_scripts_and_reads_over_http(llm: FakeLlm) -> None:
+def test_script_and_log_are_available_over_http(llm: FakeLlm) -> None:
     steps = ["blank", {"name": "429", "params": {"retry_after_s": 7}}, {"name": "answer", "params": {"content": "ok"}}]
     assert own(llm, "POST", "/_script", {"steps": steps, "model": "m"}) == (200, {"steps": 3})
     body = {**CHAT, "model": "m"}
@@ -217,14 +217,14 @@ def test_another_process_scripts_and_reads_over_http(llm: FakeLlm) -> None:
         ({"flags": ["x"]}, "flags is"),
     ],
 )
-def test_a_script_with_a_mistake_is_refused_and_changes_nothing(llm: FakeLlm, script: Any, words: str) -> None:
+def test_invalid_script_is_refused_and_changes_nothing(llm: FakeLlm, script: Any, words: str) -> None:
     llm.script(Answer("still"))
     status, said = own(llm, "POST", "/_script", script)
     assert (status, words in said["error"]) == (400, True)
     assert content_of(llm, CHAT) == "still"
 
 
-def test_words_flagged_over_http_leave_the_script_alone(llm: FakeLlm) -> None:
+def test_words_flagged_over_http_do_not_change_the_script(llm: FakeLlm) -> None:
     llm.script(Answer("still"))
     assert own(llm, "POST", "/_script", {"flags": {"bomb": "violence"}})[0] == 200
     assert own(llm, "POST", "/moderations", {"input": "a bomb"})[1]["results"][0]["flagged"] is True
@@ -234,12 +234,12 @@ def test_words_flagged_over_http_leave_the_script_alone(llm: FakeLlm) -> None:
 
 
 @pytest.mark.parametrize("name", ["truncated-valid", "nan", "think", "stall"])
-def test_a_fault_works_for_a_prompt_that_asks_for_no_json(llm: FakeLlm, name: str) -> None:
+def test_fault_works_for_a_prompt_without_json(llm: FakeLlm, name: str) -> None:
     with send(llm.url, {**CHAT, "model": f"fault:{name}"}) as connection:
         assert receive(connection, until=lambda raw: b"\r\n\r\n{" in raw).status == 200
 
 
-def test_the_first_page_lists_the_faults(llm: FakeLlm) -> None:
+def test_start_page_lists_the_faults(llm: FakeLlm) -> None:
     status, page = own(llm, "GET", "/")
     assert status == 200
     assert all(f"{fault.name} " in page and fault.description in page for fault in faults.FAULTS.values())
@@ -248,7 +248,7 @@ def test_the_first_page_lists_the_faults(llm: FakeLlm) -> None:
 # --- the log ------------------------------------------------------------------------------------------------
 
 
-def test_the_log_shows_when_a_client_left_before_the_headers(llm: FakeLlm) -> None:
+def test_log_shows_when_a_client_left_before_the_headers(llm: FakeLlm) -> None:
     llm.script(faults.hang())
     connection = send(llm.url, CHAT)
     (call,) = llm.wait_for_calls(1)
@@ -260,7 +260,7 @@ def test_the_log_shows_when_a_client_left_before_the_headers(llm: FakeLlm) -> No
     llm.wait_for_calls(1, ended=True)
 
 
-def test_the_log_shows_when_a_client_left_in_the_middle_of_a_stream(llm: FakeLlm) -> None:
+def test_log_shows_when_a_client_left_in_the_middle_of_a_stream(llm: FakeLlm) -> None:
     llm.script(Answer("word " * 1000, delta_chars=5, delta_s=0.02))
     connection = send(llm.url, {**CHAT, "stream": True})
     some = receive(connection, until=lambda raw: raw.count(b"data: ") > 2)
@@ -271,13 +271,13 @@ def test_the_log_shows_when_a_client_left_in_the_middle_of_a_stream(llm: FakeLlm
     assert call.ended_after_s is None or call.ended_after_s < 20
 
 
-def test_a_client_that_reads_to_the_end_has_not_left(llm: FakeLlm) -> None:
+def test_client_that_reads_to_the_end_has_not_left(llm: FakeLlm) -> None:
     assert content_of(llm, {**CHAT, "stream": True})
     (call,) = llm.wait_for_calls(1, ended=True)
     assert (call.client_left, call.key, call.body["model"], call.stream) == (False, "sk-test-0123456789", "dev-1", True)
 
 
-def test_the_log_tells_an_answer_that_went_out_whole_from_one_that_broke_off(llm: FakeLlm) -> None:
+def test_log_distinguishes_complete_and_broken_answers(llm: FakeLlm) -> None:
     llm.script(faults.too_many_requests(), faults.short_body(), faults.close_after_work(), Answer())
     for _ in range(4):
         ask(llm.url, CHAT)
@@ -290,7 +290,7 @@ def test_the_log_tells_an_answer_that_went_out_whole_from_one_that_broke_off(llm
     ]
 
 
-def test_what_is_in_a_call_can_choose_its_answer_and_leave_others_to_the_scripts() -> None:
+def test_callback_can_choose_the_answer_of_a_request() -> None:
     def choose(request: Request) -> Step | None:
         return Answer("for apples") if "apples" in request.text() else None
 
@@ -302,7 +302,7 @@ def test_what_is_in_a_call_can_choose_its_answer_and_leave_others_to_the_scripts
         assert content_of(llm, {**apples, "model": "fault:blank"}).isspace()
 
 
-def test_a_server_that_was_away_goes_on_with_its_log_and_its_scripts() -> None:
+def test_restarted_server_keeps_its_log_and_scripts() -> None:
     llm = FakeLlm(port=free_port())
     with llm:
         llm.script(Answer("one"), Answer("two"))
@@ -314,7 +314,7 @@ def test_a_server_that_was_away_goes_on_with_its_log_and_its_scripts() -> None:
     assert [call.number for call in llm.calls] == [1, 2]
 
 
-def test_no_whole_key_leaves_the_process_not_even_one_in_a_prompt(llm: FakeLlm) -> None:
+def test_keys_are_masked_in_the_log_and_in_prompts(llm: FakeLlm) -> None:
     key = 'sk-"canary"-0123456789'
     ask(llm.url, {**CHAT, "messages": [{"role": "user", "content": f"my key is {key}"}]}, key=key)
     ask(llm.url, CHAT, key="short")
@@ -327,7 +327,7 @@ def test_no_whole_key_leaves_the_process_not_even_one_in_a_prompt(llm: FakeLlm) 
     assert llm.calls[0].key == key
 
 
-def test_twenty_calls_at_once_are_all_in_the_log_and_each_step_is_given_once(llm: FakeLlm) -> None:
+def test_concurrent_calls_are_all_logged_and_get_one_step_each(llm: FakeLlm) -> None:
     llm.script(*(Answer(f"step {number}") for number in range(20)), Answer("too many"))
     with ThreadPoolExecutor(20) as pool:
         said = list(pool.map(lambda number: content_of(llm, CHAT, f"key-{number}"), range(20)))
@@ -337,14 +337,14 @@ def test_twenty_calls_at_once_are_all_in_the_log_and_each_step_is_given_once(llm
     assert [call.number for call in calls] == list(range(1, 21))
 
 
-def test_waiting_for_what_does_not_come_tells_the_log(llm: FakeLlm) -> None:
+def test_failed_wait_shows_the_log(llm: FakeLlm) -> None:
     ask(llm.url, {**CHAT, "model": "fault:402"}, key="sk-canary-0123456789")
     with pytest.raises(AssertionError, match=r"2 calls.*'step': '402'") as failure:
         llm.wait_for_calls(2, deadline_s=0.05)
     assert "canary" not in str(failure.value)
 
 
-def test_the_end_breaks_off_what_goes_on_and_leaves_no_thread() -> None:
+def test_closing_the_server_ends_open_calls_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with FakeLlm() as llm:
         hanging = [send(llm.url, {**CHAT, "model": f"fault:{name}"}) for name in ("hang", "keep-alive", "drip")]

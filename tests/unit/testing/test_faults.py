@@ -1,4 +1,4 @@
-"""Each entry of the fake provider's list does on the wire what it says."""
+"""Each fault of the fake provider behaves on the wire as described."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cards_of(content: str, finish_reason: str = "stop") -> list[Any]:
     return Output.model_validate(read_answer(content, finish_reason)).cards
 
 
-# --- what is expected of an entry ---------------------------------------------------------------------------
+# --- expectations -------------------------------------------------------------------------------------------
 
 
 def refused(name: str, status: int, *words: str, retry_after: bool = False) -> Check:
@@ -68,7 +68,7 @@ def refused(name: str, status: int, *words: str, retry_after: bool = False) -> C
 
 
 def good(name: str, look: Callable[[Seen], object] = lambda seen: True) -> Check:
-    """A usable answer: flashcards of the notes, and something about it."""
+    """Expect a usable answer with flashcards of the notes that also satisfies `look`."""
 
     def check(llm: FakeLlm, stream: bool) -> None:
         seen = complete(llm, name, stream)
@@ -80,7 +80,7 @@ def good(name: str, look: Callable[[Seen], object] = lambda seen: True) -> Check
 
 
 def bad(name: str, code: str, finish_reason: str = "stop", look: Callable[[Seen], object] = lambda seen: True) -> Check:
-    """A completion that our own reader refuses with `code`."""
+    """Expect a completion that our reader refuses with `code`."""
 
     def check(llm: FakeLlm, stream: bool) -> None:
         seen = complete(llm, name, stream)
@@ -94,7 +94,7 @@ def bad(name: str, code: str, finish_reason: str = "stop", look: Callable[[Seen]
 
 
 def never(name: str, come: Callable[[bytes, bool], bool], *, quiet: bool = True) -> Check:
-    """An answer that is not over after `come` is content."""
+    """Expect an answer that goes on after `come` is true."""
 
     def check(llm: FakeLlm, stream: bool) -> None:
         seen = ask(
@@ -112,7 +112,7 @@ def never(name: str, come: Callable[[bytes, bool], bool], *, quiet: bool = True)
 
 
 def parted(name: str, end: str, *, whole: bool) -> Check:
-    """Some of an answer, and then an end that is none."""
+    """Expect a part of an answer without its proper end."""
 
     def check(llm: FakeLlm, stream: bool) -> None:
         seen = call(llm, name, stream)
@@ -128,7 +128,7 @@ def parted(name: str, end: str, *, whole: bool) -> Check:
 
 
 def gone(name: str, end: str, *, billed: bool) -> Check:
-    """Not a byte."""
+    """Expect no byte at all."""
 
     def check(llm: FakeLlm, stream: bool) -> None:
         seen = call(llm, name, stream)
@@ -139,7 +139,7 @@ def gone(name: str, end: str, *, billed: bool) -> Check:
     return check
 
 
-# --- those that are like no other ---------------------------------------------------------------------------
+# --- special cases ------------------------------------------------------------------------------------------
 
 
 def retry_after_seconds(llm: FakeLlm, stream: bool) -> None:
@@ -356,16 +356,16 @@ EXPECTED: dict[str, Check] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_a_fault_does_on_the_wire_what_its_name_says(llm: FakeLlm, name: str, stream: bool) -> None:
+def test_fault_behaves_on_the_wire_as_described(llm: FakeLlm, name: str, stream: bool) -> None:
     EXPECTED[name](llm, stream)
     assert all(entry.step == name for entry in llm.calls if entry.model.startswith("fault:"))
 
 
-def test_every_fault_is_held_to_something() -> None:
+def test_every_fault_has_an_expectation() -> None:
     assert set(EXPECTED) == set(faults.FAULTS)
 
 
-def test_the_page_lists_every_fault_as_it_is() -> None:
+def test_documentation_lists_every_fault() -> None:
     rows = documents.rows(documents.read("docs/dev-llm.md"))
     written = [tuple(row) for row in rows if row[0].strip("`") in faults.FAULTS]
     there = [
@@ -375,14 +375,14 @@ def test_the_page_lists_every_fault_as_it_is() -> None:
     assert written == there
 
 
-def test_what_a_fault_does_not_take_is_refused_by_name() -> None:
+def test_unknown_fault_or_parameter_is_named() -> None:
     with pytest.raises(faults.UnknownFault, match="no fault 'nonsense'"):
         faults.build("nonsense")
     with pytest.raises(faults.UnknownFault, match="429 takes retry_after_s, as_date, not seconds"):
         faults.build("429", {"seconds": 2})
 
 
-def test_a_drip_and_signs_of_life_end_in_a_good_answer(llm: FakeLlm) -> None:
+def test_drip_and_keep_alive_end_in_a_good_answer(llm: FakeLlm) -> None:
     llm.script(faults.drip(every_s=0.0005), faults.keep_alive(times=2, every_s=0.01), Answer())
     answers = [ask(llm.url, {**flashcard_request(), "stream": stream}) for stream in (False, False, False)]
     contents = {read_completion(seen, stream=False).content for seen in answers}

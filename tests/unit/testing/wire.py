@@ -1,4 +1,4 @@
-"""A client that sees what really comes over the wire, and how it ends."""
+"""A client that records the bytes on the wire and how the connection ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 DEADLINE_S = 40.0
-"""For a machine on which everything runs at once: the Chinese dictionary alone takes a second on an idle one."""
+"""For a busy machine: the Chinese dictionary alone takes a second on an idle one."""
 QUIET_S = 0.15
 _LOOK_S = 0.02
 
@@ -20,7 +20,7 @@ Body = Mapping[str, Any]
 
 @dataclass
 class Seen:
-    """All bytes that came, and how it ended: `closed`, `reset`, or `open` where `until` was content before."""
+    """The received bytes and the end: `closed`, `reset`, or `open` if `until` was satisfied first."""
 
     raw: bytes
     end: str
@@ -49,7 +49,7 @@ class Seen:
 
     @property
     def body(self) -> bytes:
-        """The body so far, its chunks put together."""
+        """The body so far, without its chunk framing."""
         rest = self.raw.partition(b"\r\n\r\n")[2]
         if not self.chunked:
             return rest
@@ -62,7 +62,7 @@ class Seen:
 
     @property
     def whole(self) -> bool:
-        """Whether the body ended as its head promised."""
+        """Whether the body is complete according to its head."""
         if self.chunked:
             return self.raw.endswith(b"0\r\n\r\n")
         return len(self.body) == int(self.header("Content-Length") or -1)
@@ -79,13 +79,13 @@ def ask(
     until: Callable[[bytes], bool] | None = None,
     then_quiet: bool = False,
 ) -> Seen:
-    """Post a chat completion and read until the other side ends it, or `until` is content with what came."""
+    """Post a chat completion and read until the other side closes, or `until` is satisfied."""
     with send(url, body, key=key) as connection:
         return receive(connection, until, then_quiet=then_quiet)
 
 
 def send(url: str, body: Body, *, key: str = "sk-test-0123456789", path: str = "/chat/completions") -> socket.socket:
-    """The connection, on which a request was sent and nothing read yet."""
+    """Send a request and return its connection, from which nothing was read yet."""
     parts = urlsplit(url)
     content = json.dumps(body).encode()
     connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=DEADLINE_S)
@@ -100,7 +100,7 @@ def send(url: str, body: Body, *, key: str = "sk-test-0123456789", path: str = "
 def receive(
     connection: socket.socket, until: Callable[[bytes], bool] | None = None, *, then_quiet: bool = False
 ) -> Seen:
-    """What comes on a connection; with `then_quiet` until `until` is content and nothing more comes for a while."""
+    """Read from a connection; with `then_quiet`, until `until` is satisfied and nothing more arrives for a while."""
     deadline = time.monotonic() + DEADLINE_S
     pieces: list[bytes] = []
     while time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def receive(
 
 
 def read_completion(seen: Seen, *, stream: bool) -> Seen:
-    """`seen` with the content, finish reason and usage of the completion that it holds."""
+    """Return `seen` with content, finish reason and usage of its completion."""
     if not stream:
         answer = seen.json()
         choice = answer["choices"][0]

@@ -1,4 +1,4 @@
-"""Browsers in plain words."""
+"""User agents as names of browsers and systems."""
 
 from __future__ import annotations
 

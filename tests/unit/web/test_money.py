@@ -1,4 +1,4 @@
-"""Money as people read it: every digit, and no zero for what costs something."""
+"""Money for people: every digit, and no cost rounded to zero."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ from aijobs.web.money import format_money
         (9_007_199_254_740_993_000_001, "EUR", "€9,007,199,254,740,993.000001"),
     ],
 )
-def test_no_digit_is_lost_and_nothing_rounds_to_zero(micros: int, currency: str | None, shown: str) -> None:
+def test_money_keeps_every_digit_and_rounds_nothing_to_zero(micros: int, currency: str | None, shown: str) -> None:
     assert format_money(micros, currency) == shown
