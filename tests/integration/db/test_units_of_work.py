@@ -307,7 +307,7 @@ def test_migration_of_a_column_breaks_no_running_worker(kit: Kit, database_serve
             migration.execute(text(statement))
         migration.commit()
         try:
-            for length, work in ((20, kit.database.look), (30, kit.database.write)):
+            for length, work in ((20, kit.database.query), (30, kit.database.write)):
                 for _ in range(PREPARED_AFTER):
                     assert work(look) == "here"
                 migration.execute(text(f"ALTER TABLE moving {change} varchar({length})"))
