@@ -1,7 +1,7 @@
-"""Fixtures over the real parts: broker, databases, browser, processes.
+"""Fixtures over real parts: broker, databases, browser, processes.
 
-Servers start when the first test asks for them, once for each test process, and end with it. A part that
-is not on the machine skips the test, and fails it where CI=true.
+Servers start when the first test needs them, once for each test process, and end with it. A part that the machine
+lacks skips the test, or fails it if CI=true.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.support.processes import Processes, Run
 from tests.support.servers import Server, ServerMissing, ValkeyServer, skip_or_fail
 from tests.support.single_writer import Watch
 
-# How long an example takes says more about the machine than about the code.
+# The time of an example depends more on the machine than on the code.
 hypothesis.settings.register_profile("aijobs", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("aijobs")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def run() -> Iterator[Run]:
-    """This test process; set up first and torn down last, when nothing it started may be left."""
+    """This test process; set up first and torn down last, when no process that it started may be left."""
     with pytest.MonkeyPatch.context() as environment:
         for name in list(os.environ):
             if name.startswith("AIJOBS_") or name == "DEEPSEEK_API_KEY":
@@ -67,9 +67,7 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> EntryPoints:
 
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
-    """Services are built in every second test; which packages are installed and that the prompts are sound doesn't
-    change meanwhile, and takes most of the time.
-    """
+    """Read entry points and prompts once for all tests, because that takes most of the time of building services."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (discovery, plugins):
             patch.setattr(module, "entry_points", lambda group: _entry_points(group, tuple(sys.path)))
@@ -87,9 +85,9 @@ def _watch() -> Iterator[Watch]:
 
 @pytest.fixture(autouse=True)
 def single_writer(_watch: Watch) -> Iterator[Watch]:
-    """Fails a test during which anything but the lifecycle repository wrote a job's state, also if the product went on.
+    """Fail a test during which other code than the lifecycle repository wrote a job's state.
 
-    `single_writer.take()` is for the tests of the watch itself.
+    `single_writer.take()` is only for tests of this fixture.
     """
     yield _watch
     caught = _watch.take()
@@ -112,7 +110,7 @@ def _running(build: Callable[[], Server]) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def valkey(run: Run) -> Iterator[ValkeyServer]:
-    """The shared broker of this test process. Ask for `redis_url` to have it running and empty."""
+    """The shared broker of this test process. `redis_url` makes sure that it is running and empty."""
     yield from _running(lambda: ValkeyServer(run))
 
 
@@ -126,7 +124,7 @@ def redis_url(valkey: ValkeyServer) -> str:
 
 @pytest.fixture
 def start_valkey(run: Run) -> Iterator[Callable[..., ValkeyServer]]:
-    """`start_valkey(*config_lines)`: a broker of the test's own, with lines of valkey.conf (ACL, memory)."""
+    """`start_valkey(*config_lines)` starts a broker for one test, with lines of valkey.conf (ACL, memory)."""
     servers: list[ValkeyServer] = []
 
     def start(*config: str) -> ValkeyServer:
@@ -164,7 +162,7 @@ def mariadb(run: Run) -> Iterator[MariaDbServer]:
 
 @pytest.fixture(params=DATABASE_KINDS)
 def database_server(request: pytest.FixtureRequest) -> Databases:
-    """Each database in turn: the test that asks runs three times. `.kind` tells which it is."""
+    """Each database in turn: the test runs three times. `.kind` is its name."""
     fixture = {"sqlite": "sqlite", "postgresql": "postgres", "mariadb": "mariadb"}[request.param]
     server = request.getfixturevalue(fixture)
     if isinstance(server, Server):
@@ -190,8 +188,8 @@ def _create_and_drop(server: Databases) -> Iterator[Callable[..., str]]:
 def create_database(database_server: Databases) -> Iterator[Callable[..., str]]:
     """`create_database(prepare=None) -> url`: databases of each kind in turn, dropped with the test.
 
-    With `prepare` (a function of a module that takes the URL) the database is filled by it; the result
-    is kept as a template, so that it costs its time once.
+    `prepare`, a function of a module, fills the database at the given URL. The result is kept as a template, so that
+    it takes its time only once.
     """
     yield from _create_and_drop(database_server)
 
@@ -204,13 +202,13 @@ def database_url(create_database: Callable[..., str]) -> str:
 
 @pytest.fixture
 def create_sqlite_database(sqlite: SqliteDatabases) -> Iterator[Callable[..., str]]:
-    """As `create_database`, for SQLite alone."""
+    """Like `create_database`, for SQLite only."""
     yield from _create_and_drop(sqlite)
 
 
 @pytest.fixture
 def sqlite_url(create_sqlite_database: Callable[..., str]) -> str:
-    """A fresh, empty SQLite database, for tests to which the kind of database doesn't matter."""
+    """A fresh, empty SQLite database, for tests that don't depend on the kind of database."""
     return create_sqlite_database()
 
 
@@ -226,14 +224,14 @@ def processes(run: Run) -> Iterator[Processes]:
 
 
 def pytest_collection_finish() -> None:
-    """The collector would look through thousands of tests and modules again and again, a tenth of the time of all."""
+    """Otherwise the garbage collector takes a tenth of the time, scanning thousands of tests and modules."""
     gc.freeze()
     gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failed test shows what its programs wrote."""
+    """Add the output of its programs to the report of a failed test."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         started = item.funcargs.get("processes")
@@ -267,7 +265,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """`new_page(**options) -> Page`: a page in a context of its own, with options such as `locale`."""
+    """`new_page(**options) -> Page`: a page in a new context, with options such as `locale`."""
     contexts = []
 
     def open_page(**options: Any) -> Page:
@@ -282,5 +280,5 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def page(new_page: Callable[..., Page]) -> Page:
-    """A page with no past: no cookies, no storage."""
+    """A page without cookies and storage."""
     return new_page()

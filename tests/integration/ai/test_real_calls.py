@@ -400,7 +400,7 @@ def test_job_that_waits_too_long_for_its_provider_fails(open_live: LiveOpener) -
     live.breaker.failed("acme.platform", exhausted=True)
     words = []
     for _ in range(3):
-        for hours in (2, 0.9, 0.1):  # The two hours before the first pass are no wait for a provider.
+        for hours in (2, 0.9, 0.1):  # The first two hours are no wait for a provider.
             live.stage.kit.advance(hours * 3600)
             words.append(live.stage.run(job_id))
     assert words == [*["postponed", "postponed", "retry_scheduled"] * 2, "postponed", "postponed", "failed"]

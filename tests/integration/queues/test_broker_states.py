@@ -61,7 +61,7 @@ def test_full_broker_takes_no_writes(start_valkey: StartValkey) -> None:
         admin.config_set("maxmemory", "1")
         state = broker.probe()
         assert (state.state, state.cause) == (TAKES_NO_WRITES, "Its memory is full (maxmemory)")
-        assert state.of(INTERACTIVE).depth == 1, "it still tells what waits"
+        assert state.of(INTERACTIVE).depth == 1, "its depth can still be read"
         admin.config_set("maxmemory", "0")
     assert broker.probe().state == OK
 

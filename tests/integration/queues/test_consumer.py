@@ -303,7 +303,7 @@ def test_failed_catch_up_is_logged_and_delays_nothing(stage: Stage) -> None:
     stage.wait_for(f"ends {message.message.job_id}")
 
     caught_up = Path(stage.env["QUEUE_APP_DIARY"]).with_name("caught-up")
-    poll(caught_up.exists, what="the second look")
+    poll(caught_up.exists, what="the second catch-up")
     (failed,) = events(consumer, "consumer.catch_up_failed")
     assert failed["error"] == "ValueError"
     assert "canary-of-content" not in consumer.output
@@ -400,7 +400,7 @@ def test_consumer_started_before_its_broker_waits_for_it(
     server.stop()
     stage = Stage(processes, run.new_folder("stage"), server.url)
     consumer = stage.start_and_wait()
-    poll(lambda: events(consumer, "broker.away"), what="the outage is said")
+    poll(lambda: events(consumer, "broker.away"), what="the outage is logged")
 
     server.start()
     message = stage.send()
@@ -430,7 +430,7 @@ def test_broker_outage_is_logged_once_at_its_start_and_once_at_its_end(
         elif trouble == "full":
             admin.config_set("maxmemory", "1")
         if trouble != "full":  # A full broker still delivers messages.
-            poll(lambda: events(consumer, "broker.away"), what="the outage is said")
+            poll(lambda: events(consumer, "broker.away"), what="the outage is logged")
         if trouble == "read-only":
             admin.replicaof("NO", "ONE")
         elif trouble == "full":
@@ -440,7 +440,7 @@ def test_broker_outage_is_logged_once_at_its_start_and_once_at_its_end(
     elif trouble == "frozen":
         server.thaw()
     if trouble != "full":
-        poll(lambda: events(consumer, "broker.back"), what="the end of the outage is said")
+        poll(lambda: events(consumer, "broker.back"), what="the end of the outage is logged")
 
     second = stage.send()
     stage.wait_for(f"ends {second.message.job_id}")
@@ -506,5 +506,5 @@ def test_huey_member_with_a_time_prefix_is_refused(stage: Stage, valkey: ValkeyS
         member = struct.pack(">Q", 1) + pickle.dumps(("run_job", 1))
         admin.zadd(queue_key(INTERACTIVE), {member: 0})
 
-    poll(lambda: events(consumer, "message.refused"), what="the refusal is said")
+    poll(lambda: events(consumer, "message.refused"), what="the refusal is logged")
     assert consumer.is_running

@@ -221,7 +221,7 @@ def test_starting_maintenance_consumer_takes_leases_of_killed_workers_on_its_hos
 
     worker.kill()
     site.start("maintenance", "-w", "1")
-    poll(lambda: site.job(job_id).locked_by is None, timeout=30, what="the job is given back")
+    poll(lambda: site.job(job_id).locked_by is None, timeout=30, what="the job is released")
 
     job = site.job(job_id)
     assert (job.lifecycle_status, job.attempt_no, job.uncharged_losses) == ("running", 1, 1)
@@ -353,7 +353,7 @@ def test_consumer_without_option_w_has_the_threads_of_its_queue_policy(site: Sit
     consumers = [site.start("interactive"), site.start("background"), site.start("background", "-w", "1")]
     consumers.append(site.start("interactive", "-w", "3"))
 
-    slots = poll(lambda: _slots_of(site, consumers), timeout=30, what="all four said hello")
+    slots = poll(lambda: _slots_of(site, consumers), timeout=30, what="four heartbeats")
     assert slots == [INTERACTIVE.concurrency, BACKGROUND.concurrency, 1, 3]
 
 
