@@ -151,7 +151,7 @@ def test_broker_outage_is_shown_and_no_page_fails(stage: Stage, monkeypatch: pyt
     def away(*_: object) -> None:
         raise BrokerUnavailable("refused")
 
-    monkeypatch.setattr(type(stage.services.broker), "look", lambda _: BrokerState("away", "It is gone"))
+    monkeypatch.setattr(type(stage.services.broker), "probe", lambda _: BrokerState("away", "It is gone"))
     monkeypatch.setattr(type(stage.services.presence), "read", away)
     console = stage.client()
     assert console.soup("/console/queues").find(role="alert")
