@@ -130,7 +130,7 @@ def read_reason(body: Mapping[str, Any]) -> str:
     given = body.get("reason")
     reason = clean_text(given) if isinstance(given, str) else ""
     if not 1 <= len(reason) <= LONGEST_REASON:
-        raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
+        raise InputInvalid([("reason", f"must be a reason of 1 to {LONGEST_REASON} characters")])
     return reason
 
 
@@ -148,7 +148,7 @@ def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, An
         if name not in allowed:
             faults.append((name[:100], "unknown parameter"))
         elif len(values) > 1:
-            faults.append((name, "given more than once"))
+            faults.append((name, "must be given only once"))
         else:
             try:
                 found[name] = allowed[name](values[0])

@@ -85,9 +85,9 @@ def retry_job(job_id: str) -> ResponseReturnValue:
     except ApiError as refused:
         return _refused(RETRY, job, refused)
     if result.created:
-        flash(gettext("A new job was made. You are looking at it."), "done")
+        flash(gettext("Retry created. This page shows the new job."), "done")
     else:
-        flash(gettext("It was retried a moment ago already. You are looking at the new job."), "done")
+        flash(gettext("This job was already retried a moment ago. This page shows the new job."), "done")
     return redirect(url_for("console.job", job_id=result.job.id), 303)
 
 
@@ -114,10 +114,10 @@ def cancel_job(job_id: str) -> ResponseReturnValue:
 
 def _cancelled(result: Cancelled) -> str:
     if result.before.final:
-        return gettext("It had ended already; nothing was changed.")
+        return gettext("The job had already ended. Nothing was changed.")
     if result.after.lifecycle_status == JobState.CANCELLED:
-        return gettext("Cancelled.")
-    return gettext("The cancel is requested; the worker stops within a second or two.")
+        return gettext("Job cancelled.")
+    return gettext("Cancel requested. The worker stops within a second or two.")
 
 
 def is_confirmed(action: str, target_id: str, form: ConfirmationForm) -> bool:
@@ -142,17 +142,15 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
     if action is RETRY:
         return {
             "title": gettext("Retry this job?"),
-            "lead": gettext(
-                "A new job runs with the same input. This one stays as it is, and the new one is its child."
-            ),
+            "lead": gettext("A new job runs with the same input. This job stays unchanged and links to the new one."),
             "button": gettext("Retry the job"),
         }
     running = job.locked_by is not None
     return {
         "title": gettext("Cancel this job?"),
-        "lead": gettext("Its worker stops. The provider may bill what it has done already.")
+        "lead": gettext("The worker stops the attempt. The provider may still bill the work done so far.")
         if running
-        else gettext("It has not been started, or waits for another attempt; it ends at once."),
+        else gettext("No worker is running this job, so it is cancelled immediately."),
         "button": gettext("Cancel the job"),
     }
 

@@ -159,7 +159,7 @@ def job(job_id: str) -> ResponseReturnValue:
 @blueprint.get("/jobs/<job_id>/changes")
 @require_right(rights.VIEW)
 def job_changes(job_id: str) -> ResponseReturnValue:
-    """The changes of a watched job: all sections, or 204 if nothing happened."""
+    """The changes of a watched job: all sections, or only the explanation and the strip if nothing happened."""
     context = _job_context(job_id)
     moved = request.args.get("seen") != context["seen"]
     return render_template("console/jobs/_job_changes.html", moved=moved, live=True, **context)

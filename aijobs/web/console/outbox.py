@@ -105,7 +105,7 @@ def _known(event_id: str) -> str:
 
 def _refusal(refused: ApiError) -> str:
     if refused.code == "JOB_NOT_RETRYABLE":
-        return gettext("Only a dead end event can be sent again. The job of a dead enqueue event is retried instead.")
+        return gettext("Only a dead end event can be sent again. For a dead enqueue event, retry its job.")
     return describe(refused.code).message(language())
 
 

@@ -54,7 +54,7 @@ def sign_out_session(session_id: str) -> ResponseReturnValue:
     trail = AuditTrail(s.database, s.clock, acting())
     revoked = s.database.write(lambda session: revoke_session(session, trail, s.clock, session_id, *which))
     if revoked is None and which:
-        flash(gettext("There is no such session of yours."), "problem")
+        flash(gettext("You have no such session."), "problem")
     else:
         _tell(int(bool(revoked)))
     return redirect(url_for("console.sessions"), 303)
@@ -75,4 +75,4 @@ def _tell(count: int) -> None:
     if count:
         flash(ngettext("%(num)s session was signed out.", "%(num)s sessions were signed out.", count), "done")
     else:
-        flash(gettext("Signed out already; nothing was changed."), "done")
+        flash(gettext("Already signed out. Nothing was changed."), "done")

@@ -83,7 +83,7 @@ def _broker(detail: JobDetail) -> Station:
     if sent is None or (event and event.available_at > detail.read_at):
         return Station("broker", label, "ahead")
     late = detail.read_at - max(due_at(detail), sent) > OVERDUE
-    note = gettext("Waits for a worker")
+    note = gettext("Waiting for a worker")
     if event and event.redrives:
         note = gettext("Sent again %(n)s times", n=event.redrives)
     return Station("broker", label, "gap" if late else "now", sent, note)
@@ -99,7 +99,7 @@ def _lease(detail: JobDetail, holder: WorkerRow | None, grace: timedelta) -> Sta
     if detail.job.final:
         return Station("leased", label, "done", locked.at, who)
     if lease_expired(detail, grace):
-        return Station("leased", label, "gap", detail.job.lock_until, gettext("%(worker)s: lease ran out", worker=who))
+        return Station("leased", label, "gap", detail.job.lock_until, gettext("%(worker)s: lease expired", worker=who))
     if holder is not None and holder.age_s is not None:
         who = gettext("%(worker)s, heartbeat %(n)s s ago", worker=who, n=int(holder.age_s))
     return Station("leased", label, "now", locked.at, who)
