@@ -19,10 +19,10 @@ class Explanation(NamedTuple):
     advice: Any
 
 
-_PROVIDER_BUSY = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
-_ODD_ANSWER = _l("Retry once. If many jobs end like this, check the prompt and the model.")
-_TELL_USER = _l("Only the user can fix this. A retry before that fails again.")
-_OUR_FAULT = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
+_RETRY_LATER = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
+_RETRY_ONCE = _l("Retry once. If many jobs end like this, check the prompt and the model.")
+_USER_MUST_FIX = _l("Only the user can fix this. A retry before that fails again.")
+_FIX_CAUSE = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
 
 FAILURES: Mapping[str, Explanation] = {
     "CANCELLED": Explanation(_l("The job was cancelled."), _l("Nothing to do. Retry it if the cancel was a mistake.")),
@@ -30,27 +30,27 @@ FAILURES: Mapping[str, Explanation] = {
         _l("The attempt passed its deadline and was stopped."),
         _l("Retry. If it keeps happening, the input is too large for the time limit, or the provider is slow."),
     ),
-    "PROVIDER_RATE_LIMITED": Explanation(_l("The provider's rate limit was exceeded."), _PROVIDER_BUSY),
+    "PROVIDER_RATE_LIMITED": Explanation(_l("The provider's rate limit was exceeded."), _RETRY_LATER),
     "PROVIDER_UNAVAILABLE": Explanation(
-        _l("The provider could not be reached, or answered with a server error."), _PROVIDER_BUSY
+        _l("The provider could not be reached, or answered with a server error."), _RETRY_LATER
     ),
-    "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _PROVIDER_BUSY),
-    "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer stopped before it was complete."), _PROVIDER_BUSY),
+    "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _RETRY_LATER),
+    "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer stopped before it was complete."), _RETRY_LATER),
     "PROVIDER_CONNECTION_LOST": Explanation(
-        _l("The connection to the provider was lost; whether the call was billed is unknown."), _PROVIDER_BUSY
+        _l("The connection to the provider was lost; whether the call was billed is unknown."), _RETRY_LATER
     ),
-    "PROVIDER_EMPTY_OUTPUT": Explanation(_l("The provider's answer was empty."), _ODD_ANSWER),
+    "PROVIDER_EMPTY_OUTPUT": Explanation(_l("The provider's answer was empty."), _RETRY_ONCE),
     "PROVIDER_ACCOUNT_EXHAUSTED": Explanation(
         _l("The platform's account with the provider has no balance left."),
         _l("Top up the account, then retry. Every job on the platform key fails until then."),
     ),
-    "VALIDATION_OUTPUT_NOT_JSON": Explanation(_l("The answer was not JSON."), _ODD_ANSWER),
-    "VALIDATION_OUTPUT_SCHEMA": Explanation(_l("The answer did not match the schema."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_NOT_JSON": Explanation(_l("The answer was not JSON."), _RETRY_ONCE),
+    "VALIDATION_OUTPUT_SCHEMA": Explanation(_l("The answer did not match the schema."), _RETRY_ONCE),
     "VALIDATION_OUTPUT_SEMANTICS": Explanation(
-        _l("The answer matched the schema, but failed the checks of the job type."), _ODD_ANSWER
+        _l("The answer matched the schema, but failed the checks of the job type."), _RETRY_ONCE
     ),
-    "VALIDATION_OUTPUT_TOO_LARGE": Explanation(_l("The answer was larger than allowed."), _ODD_ANSWER),
-    "VALIDATION_TRUNCATED": Explanation(_l("The answer was cut off at the model's length limit."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_TOO_LARGE": Explanation(_l("The answer was larger than allowed."), _RETRY_ONCE),
+    "VALIDATION_TRUNCATED": Explanation(_l("The answer was cut off at the model's length limit."), _RETRY_ONCE),
     "VALIDATION_INPUT_TOO_LARGE": Explanation(
         _l("The input is too long for the model."), _l("The user has to submit a shorter text. A retry fails again.")
     ),
@@ -69,25 +69,25 @@ FAILURES: Mapping[str, Explanation] = {
         _l("The provider refused the input or stopped its own answer."),
         _l("A retry would most likely be refused again. Another provider may accept it."),
     ),
-    "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
+    "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _USER_MUST_FIX),
     "CREDENTIAL_PLATFORM_INVALID": Explanation(
         _l("The provider refused the platform's own key."),
         _l("Set a key that works and restart the workers, then retry. Every job on the platform key fails until then."),
     ),
-    "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key no longer exists."), _TELL_USER),
+    "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key no longer exists."), _USER_MUST_FIX),
     "CREDENTIAL_UNREADABLE": Explanation(
         _l("The stored key of the user cannot be decrypted."),
         _l("Only this user's jobs fail. Check the internal message: AIJOBS_CREDENTIAL_KEYS may lack a key."),
     ),
     "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(
-        _l("The account of the user's key has no balance left."), _TELL_USER
+        _l("The account of the user's key has no balance left."), _USER_MUST_FIX
     ),
-    "INTERNAL_ERROR": Explanation(_l("An internal error occurred in aijobs."), _OUR_FAULT),
+    "INTERNAL_ERROR": Explanation(_l("An internal error occurred in aijobs."), _FIX_CAUSE),
     "INTERNAL_PROJECTION": Explanation(
         _l("The answer was saved, but writing the business rows failed."),
         _l("Fix the cause, then retry: the saved answer is used again, and no provider is called."),
     ),
-    "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _OUR_FAULT),
+    "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _FIX_CAUSE),
     "INTERNAL_CONFIG": Explanation(
         _l("A setting that this job needs is missing or wrong."),
         _l("Correct the setting, restart the workers, then retry."),
@@ -161,10 +161,10 @@ def explain_losses(detail: JobDetail) -> list[str]:
 
 
 _BY_PREFIX = (
-    ("PROVIDER_", Explanation(_l("The provider failed."), _PROVIDER_BUSY)),
-    ("VALIDATION_", Explanation(_l("The answer could not be used."), _ODD_ANSWER)),
+    ("PROVIDER_", Explanation(_l("The provider failed."), _RETRY_LATER)),
+    ("VALIDATION_", Explanation(_l("The answer could not be used."), _RETRY_ONCE)),
     ("CONTENT_SAFETY_", FAILURES["CONTENT_SAFETY_BLOCKED"]),
-    ("CREDENTIAL_", Explanation(_l("The user's own key could not be used."), _TELL_USER)),
+    ("CREDENTIAL_", Explanation(_l("The user's own key could not be used."), _USER_MUST_FIX)),
 )
 
 

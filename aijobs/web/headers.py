@@ -1,4 +1,4 @@
-"""Headers of every answer: nothing from elsewhere, nothing inline, no frames, no copies."""
+"""Request ids, the access log, and security headers: no foreign or inline content, no frames, no caching."""
 
 from __future__ import annotations
 

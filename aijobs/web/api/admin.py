@@ -16,7 +16,7 @@ from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.operators import rights
 from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
-from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, worded
+from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, localized
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
 from aijobs.web.auth import acting, bearer_token, find_token_operator, get_operator
 from aijobs.web.context import services
@@ -38,7 +38,7 @@ from aijobs.web.user_tokens import is_user_request
 def admin_list_jobs() -> Response:
     parameters = read_parameters({**dict.fromkeys(PARAMETERS, read_text), **PAGE_PARAMETERS})
     page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
-    return answer(AdminJobPage([worded(job) for job in page.items], page.next_cursor))
+    return answer(AdminJobPage([localized(job) for job in page.items], page.next_cursor))
 
 
 def admin_show_job(job_id: str) -> Response:
@@ -67,7 +67,7 @@ def admin_retry_job(job_id: str) -> Response:
     created = _operating().retry(job_id, reason)
     child = services().monitor.get_job(created.job.id).job
     return answer(
-        worded(child),
+        localized(child),
         201 if created.created else 200,
         location=url_for("admin_api.admin_show_job", job_id=child.id),
     )
@@ -77,7 +77,7 @@ def admin_cancel_job(job_id: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
     cancelled = _operating().cancel(job_id, reason)
-    return answer(worded(cancelled.after))
+    return answer(localized(cancelled.after))
 
 
 def admin_queues_status() -> Response:

@@ -64,7 +64,7 @@ class Offer:
 
 
 def offer(action: Action, job: JobRow, may: Callable[[str], bool]) -> Offer:
-    """Return whether `action` is possible: first by the right, then by the job."""
+    """Return `action` with the reason why it isn't possible, if there is one. The right is checked before the job."""
     if not may(action.right):
         return Offer(action, gettext("Your role does not allow this."))
     return Offer(action, refusal_text(action, action.refusal(job)))

@@ -23,7 +23,7 @@ from aijobs.texts import clean_text
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
-from aijobs.web.console.jobs import known_job
+from aijobs.web.console.jobs import get_job
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 
@@ -42,7 +42,7 @@ class ConfirmationForm(FlaskForm):
     )
 
     def given_reason(self) -> str | None:
-        """The reason, or None."""
+        """Return the reason, or None."""
         return self.reason.data or None
 
 
@@ -50,16 +50,16 @@ class Confirmation:
     """A signed token: this operator saw the confirmation of this action on this target."""
 
     def __init__(self, action: str, target_id: str) -> None:
-        self._says = [get_operator().id, action, target_id]
+        self._content = [get_operator().id, action, target_id]
         self._signer = URLSafeTimedSerializer(current_app.secret_key or "", salt="aijobs confirmation")
 
     def write(self) -> str:
-        return str(self._signer.dumps(self._says))
+        return str(self._signer.dumps(self._content))
 
-    def is_right(self, text: str | None) -> bool:
-        """Return whether `text` is such a token, and isn't too old."""
+    def is_valid(self, text: str | None) -> bool:
+        """Return whether `text` is this token, signed at most `CONFIRMATION_S` ago."""
         try:
-            return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._says)
+            return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._content)
         except BadSignature:
             return False
 
@@ -70,14 +70,14 @@ class Confirmation:
 @whole_page("/jobs/<job_id>/retry", rights.VIEW)
 def retry(job_id: str) -> ResponseReturnValue:
     """Show the confirmation of a retry."""
-    return _ask(RETRY, known_job(job_id), ConfirmationForm())
+    return _ask(RETRY, get_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/retry")
 @require_right(rights.RETRY)
 def retry_job(job_id: str) -> ResponseReturnValue:
     """Retry a job as a new one and show that one. A second click shows the same child."""
-    job, form = known_job(job_id), ConfirmationForm()
+    job, form = get_job(job_id), ConfirmationForm()
     if not is_confirmed("retry", job.id, form):
         return _ask(RETRY, job, form, 422)
     try:
@@ -94,14 +94,14 @@ def retry_job(job_id: str) -> ResponseReturnValue:
 @whole_page("/jobs/<job_id>/cancel", rights.VIEW)
 def cancel(job_id: str) -> ResponseReturnValue:
     """Show the confirmation of a cancel."""
-    return _ask(CANCEL, known_job(job_id), ConfirmationForm())
+    return _ask(CANCEL, get_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/cancel")
 @require_right(rights.CANCEL)
 def cancel_job(job_id: str) -> ResponseReturnValue:
     """Request the cancel of a job and show it."""
-    job, form = known_job(job_id), ConfirmationForm()
+    job, form = get_job(job_id), ConfirmationForm()
     if not is_confirmed("cancel", job.id, form):
         return _ask(CANCEL, job, form, 422)
     try:
@@ -122,7 +122,7 @@ def _cancelled(result: Cancelled) -> str:
 
 def is_confirmed(action: str, target_id: str, form: ConfirmationForm) -> bool:
     """Return whether the form is valid and its token is for this action, target and operator."""
-    return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_right(form.confirmation.data)
+    return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_valid(form.confirmation.data)
 
 
 def _ask(action: Action, job: JobRow, form: ConfirmationForm, status: int = 200) -> ResponseReturnValue:
