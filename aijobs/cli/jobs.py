@@ -17,7 +17,7 @@ from aijobs.operators.actions import Operating
 from aijobs.outbox.models import OutboxState
 from aijobs.web.explanations import WAITS, count_losses, explain_losses
 from aijobs.web.money import format_money
-from aijobs.web.shapes import explained
+from aijobs.web.shapes import with_explanation
 
 
 @click.command()
@@ -34,7 +34,7 @@ def job(job_id: str, internal: bool, as_json: bool) -> None:
     if as_json:
         shown = to_json(detail)
         del shown["waiting"], shown["lossExplanation"]
-        write_json(shown | ({"waiting": answers.to_json(explained(wait))} if wait else {}))
+        write_json(shown | ({"waiting": answers.to_json(with_explanation(wait))} if wait else {}))
     else:
         _print(Terminal(), detail, wait)
 

@@ -93,8 +93,8 @@ def add_token(
     )
     session.add(token)
     session.flush()
-    told = {"tokenId": token.id, "label": label, "expiresAt": iso(expires_at)}
-    session.add(trail.row("operator.token", TARGET, username, after=told))
+    details = {"tokenId": token.id, "label": label, "expiresAt": iso(expires_at)}
+    session.add(trail.row("operator.token", TARGET, username, after=details))
     return token
 
 
@@ -111,8 +111,8 @@ def revoke_tokens(session: Session, trail: AuditTrail, username: str, token_id: 
     good = [token for token in meant if token.revoked_at is None]
     for token in good:
         token.revoked_at = utc_now()
-        told = {"tokenId": token.id, "label": token.label}
-        session.add(trail.row("operator.revoke_token", TARGET, username, after=told))
+        details = {"tokenId": token.id, "label": token.label}
+        session.add(trail.row("operator.revoke_token", TARGET, username, after=details))
     return len(good)
 
 

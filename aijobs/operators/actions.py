@@ -37,9 +37,9 @@ class Operating:
         """Run a failed or cancelled job again as a new one; see `AiJobService.retry`."""
         before = self._job(job_id)
         with self._trail.entry("job.retry", JOB, job_id, reason=reason, before=_job_state(before)) as entry:
-            made = self._services.jobs.retry(job_id, self._actor.name)
-            entry.after = {"childJobId": made.job.id, "created": made.created}
-        return made
+            created = self._services.jobs.retry(job_id, self._actor.name)
+            entry.after = {"childJobId": created.job.id, "created": created.created}
+        return created
 
     def cancel(self, job_id: str, reason: str | None = None) -> Cancelled:
         """Request the cancel of a job; see `AiJobService.cancel`."""

@@ -52,8 +52,8 @@ class AuditTrail:
     def __init__(self, database: Database, clock: Clock, actor: Actor) -> None:
         self._database, self._clock, self._actor = database, clock, actor
 
-    def row(self, action: str, target_type: str, target_id: str, **told: Any) -> AuditLog:
-        """Return a row for the caller's transaction. `told`: reason, before, after."""
+    def row(self, action: str, target_type: str, target_id: str, **columns: Any) -> AuditLog:
+        """Return a row for the caller's transaction. `columns`: further values of the row, such as `reason`."""
         return AuditLog(
             actor=self._actor.name,
             operator_id=self._actor.operator_id,
@@ -63,7 +63,7 @@ class AuditTrail:
             target_type=target_type,
             target_id=target_id,
             at=self._clock.now(),
-            **told,
+            **columns,
         )
 
     @contextmanager

@@ -29,7 +29,7 @@ class Operator(Base):
     language: Mapped[str | None] = mapped_column(String(8))
     active: Mapped[bool] = mapped_column(Boolean, default=True)
     session_version: Mapped[int] = mapped_column(Integer, default=1)
-    """Raised whenever all sessions are revoked, for web processes of the version before. A later version drops it."""
+    """Raised whenever all sessions are revoked, for web processes of the previous version. A later version drops it."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     last_login_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 

@@ -84,19 +84,19 @@ class SessionRules:
         self.longest = timedelta(days=settings.session_max_days)
 
     def is_idle(self) -> ColumnElement[bool]:
-        """Nobody used the session for too long."""
+        """Return the condition that the session was unused for too long."""
         return OperatorSession.seen_at <= self.clock.now(-self.idle)
 
     def is_expired(self) -> ColumnElement[bool]:
-        """The session began too long ago, however much it is used."""
+        """Return the condition that the session began too long ago, even if it is used."""
         return OperatorSession.created_at <= self.clock.now(-self.longest)
 
     def ended(self) -> ColumnElement[str | None]:
-        """How the session ended by itself; NULL if it didn't."""
+        """Return the expression for `expired` or `idle`; NULL if the session is neither."""
         return case((self.is_expired(), Ended.EXPIRED.value), (self.is_idle(), Ended.IDLE.value))
 
     def is_good(self) -> ColumnElement[bool]:
-        """The session is neither revoked nor at an end."""
+        """Return the condition that the session is neither revoked, idle nor expired."""
         return OperatorSession.revoked_at.is_(None) & ~self.is_idle() & ~self.is_expired()
 
 
@@ -138,7 +138,7 @@ class OperatorSessions:
         return key if self._database.write(work, confirm=confirm) else None
 
     def find(self, key: str) -> FoundSession | None:
-        """Return the session of a key, also one that has ended; None if there is none, or no longer."""
+        """Return the session of a key, even if it has ended; None if there is no such row."""
         rules = self._rules
         ended = case(
             (OperatorSession.revoked_at.is_not(None) | ~Operator.active, Ended.REVOKED.value),
@@ -155,7 +155,7 @@ class OperatorSessions:
         return FoundSession(row[0], row[1], Ended(row[2]) if row[2] else None, bool(row[3])) if row else None
 
     def note_seen(self, session_id: str) -> None:
-        """Write `seen_at`. A failure is logged and refuses nobody: the session ends sooner, no more."""
+        """Write `seen_at`. A failure is only logged: at worst the session ends earlier."""
         use = update(OperatorSession).where(OperatorSession.id == session_id).values(seen_at=self._rules.clock.now())
         try:
             self._database.write(lambda session: session.execute(use), tries=1)
@@ -164,14 +164,16 @@ class OperatorSessions:
 
 
 def _digest(key: str) -> str:
-    """SHA-256: a key is 256 random bits, so no slow hash is needed, and the time of a look-up says nothing about it."""
+    """Return the SHA-256 digest. A key is 256 random bits, so no slow hash is needed. The digest also keeps the time
+    of a look-up from revealing anything about the key.
+    """
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def list_sessions(
     session: Session, rules: SessionRules, *which: ColumnElement[bool], limit: int | None = None
 ) -> list[SessionRow]:
-    """Return the sessions of `which` that aren't revoked, the one used last first; `limit` at most."""
+    """Return at most `limit` sessions that match `which` and aren't revoked, the one used last first."""
     query = (
         select(*_LISTED, rules.ended())
         .join(Operator, Operator.id == OperatorSession.operator_id)
@@ -185,7 +187,7 @@ def list_sessions(
 def revoke_session(
     session: Session, trail: AuditTrail, clock: Clock, session_id: str, *which: ColumnElement[bool]
 ) -> bool | None:
-    """Revoke one session, with an audit row. False if it was revoked before; None if `which` holds no such session."""
+    """Revoke one session, with an audit row. False if it was already revoked; None if none matches id and `which`."""
     query = (
         select(OperatorSession.remote_addr, Operator.username)
         .join(Operator, Operator.id == OperatorSession.operator_id)
@@ -196,17 +198,17 @@ def revoke_session(
         return None
     if not _revoke(session, clock.now(), OperatorSession.id == session_id):
         return False
-    told = {"sessionId": session_id, "remoteAddr": found.remote_addr}
-    session.add(trail.row(REVOKE_SESSION, OPERATOR, found.username, after=told))
+    details = {"sessionId": session_id, "remoteAddr": found.remote_addr}
+    session.add(trail.row(REVOKE_SESSION, OPERATOR, found.username, after=details))
     return True
 
 
 def revoke_sessions(
     session: Session, trail: AuditTrail, clock: Clock, operator_id: str, username: str, *which: ColumnElement[bool]
 ) -> int:
-    """Revoke an operator's sessions (those of `which`), with one audit row for all; return how many.
+    """Revoke an operator's sessions that match `which`, with one audit row for all. Return how many.
 
-    Also those that are too old by this process's settings: those of the web processes may differ.
+    Sessions that are too old by this process's settings are included, because the web processes may have others.
     """
     count = _revoke(session, clock.now(), OperatorSession.operator_id == operator_id, *which)
     if count:
@@ -215,9 +217,9 @@ def revoke_sessions(
 
 
 def revoke_all(session: Session, operator: Operator, now: datetime) -> None:
-    """Revoke every session of an operator, without audit rows of their own: the change that asks for it has one."""
-    operator.session_version += 1  # Read by web processes of the version before; it goes with a later migration.
-    session.flush()  # The operator's row first, which a session that begins now locks too.
+    """Revoke every session of an operator. The caller's change has an audit row, so the sessions get none."""
+    operator.session_version += 1  # For web processes of the previous version. A later migration drops it.
+    session.flush()  # Lock the operator's row first, as `begin` does.
     _revoke(session, now, OperatorSession.operator_id == operator.id)
 
 

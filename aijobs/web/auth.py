@@ -26,7 +26,7 @@ from aijobs.operators.models import Operator, OperatorToken
 from aijobs.operators.rights import may
 from aijobs.operators.sessions import Ended, OperatorSessions, SessionRules, revoke_session
 from aijobs.operators.throttle import LoginAttempts
-from aijobs.web.context import asked_address, client_address, is_api_request, printable, services
+from aijobs.web.context import client_address, is_api_request, printable, requested_address, services
 
 logger = get_logger(__name__)
 
@@ -44,8 +44,8 @@ POLLERS = frozenset({"poller", "chips"})
 login_manager = LoginManager()
 login_manager.session_protection = None  # It would write the cookie at each change of address, and nothing reads it.
 _hasher = PasswordHasher()
-_NOBODY = _hasher.hash(secrets.token_hex(16))
-"""The hash for unknown users, so that the answer takes as long."""
+_DUMMY_HASH = _hasher.hash(secrets.token_hex(16))
+"""Verified for unknown users, so that the answer takes as long as for known ones."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def hash_password(password: str) -> str:
 
 
 def verify_password(password_hash: str | None, password: str) -> bool:
-    """Return whether the password is right. Takes as long without a hash."""
+    """Return whether the password is right. Without a hash it takes as long, and returns False."""
     try:
         given = password[:LONGEST_PASSWORD].encode("utf-8", "surrogatepass")
-        return _hasher.verify(password_hash or _NOBODY, given) and password_hash is not None
+        return _hasher.verify(password_hash or _DUMMY_HASH, given) and password_hash is not None
     except (VerificationError, InvalidHashError):
         return False
 
@@ -199,7 +199,7 @@ def find_token_operator(token: str) -> OperatorUser | None:
 
 
 def _note_use(token_id: str) -> None:
-    """Record the use of a token. Doesn't raise: an operator may look in while the database is in trouble."""
+    """Record the use of a token. A failure is only logged: operators may still read if the database takes no writes."""
     use = update(OperatorToken).where(OperatorToken.id == token_id).values(last_used_at=services().clock.now())
     try:
         services().database.write(lambda session: session.execute(use))
@@ -271,7 +271,7 @@ def _unauthorized() -> Any:
         raise ApiError("UNAUTHORIZED")
     try:
         htmx = request.headers.get("HX-Request") == "true"
-        back = request.headers.get("HX-Current-URL", "") if htmx else asked_address()
+        back = request.headers.get("HX-Current-URL", "") if htmx else requested_address()
         login = url_for(LOGIN_ENDPOINT, next=_path_of(back) if request.method == "GET" or htmx else None)
     except BuildError:
         abort(401)

@@ -39,7 +39,7 @@ def language() -> str:
     return LANGUAGES[0]
 
 
-def asked_address() -> str:
+def requested_address() -> str:
     """Return path and query of this request, with the application's prefix."""
     return request.root_path + request.full_path.rstrip("?")
 

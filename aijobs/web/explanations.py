@@ -19,47 +19,47 @@ class Explanation(NamedTuple):
     advice: Any
 
 
-_PROVIDER_BUSY = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
-_ODD_ANSWER = _l("Retry once. If many jobs end like this, check the prompt and the model.")
-_TELL_USER = _l("Only the user can fix this. A retry before that fails again.")
-_OUR_FAULT = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
+_RETRY_LATER = _l("Retry when the provider is healthy again. Check other jobs with this code first.")
+_RETRY_ONCE = _l("Retry once. If many jobs end like this, check the prompt and the model.")
+_USER_MUST_FIX = _l("Only the user can fix this. A retry before that fails again.")
+_FIX_CAUSE = _l("Check the internal message and the worker's log for this job id, fix the cause, then retry.")
 
 FAILURES: Mapping[str, Explanation] = {
-    "CANCELLED": Explanation(_l("The job was cancelled."), _l("Nothing to do. It can be retried if it was a mistake.")),
+    "CANCELLED": Explanation(_l("The job was cancelled."), _l("Nothing to do. Retry it if the cancel was a mistake.")),
     "TIMEOUT": Explanation(
         _l("The attempt passed its deadline and was stopped."),
         _l("Retry. If it keeps happening, the input is too large for the time limit, or the provider is slow."),
     ),
-    "PROVIDER_RATE_LIMITED": Explanation(_l("The provider refused because of too many requests."), _PROVIDER_BUSY),
+    "PROVIDER_RATE_LIMITED": Explanation(_l("The provider's rate limit was exceeded."), _RETRY_LATER),
     "PROVIDER_UNAVAILABLE": Explanation(
-        _l("The provider could not be reached, or answered with a server error."), _PROVIDER_BUSY
+        _l("The provider could not be reached, or answered with a server error."), _RETRY_LATER
     ),
-    "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _PROVIDER_BUSY),
-    "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer broke off half-way."), _PROVIDER_BUSY),
+    "PROVIDER_TIMEOUT": Explanation(_l("The provider did not answer in time."), _RETRY_LATER),
+    "PROVIDER_STREAM_BROKEN": Explanation(_l("The provider's answer stopped before it was complete."), _RETRY_LATER),
     "PROVIDER_CONNECTION_LOST": Explanation(
-        _l("The connection to the provider was lost; whether the call was billed is unknown."), _PROVIDER_BUSY
+        _l("The connection to the provider was lost; whether the call was billed is unknown."), _RETRY_LATER
     ),
-    "PROVIDER_EMPTY_OUTPUT": Explanation(_l("The provider's answer was empty."), _ODD_ANSWER),
+    "PROVIDER_EMPTY_OUTPUT": Explanation(_l("The provider's answer was empty."), _RETRY_ONCE),
     "PROVIDER_ACCOUNT_EXHAUSTED": Explanation(
         _l("The platform's account with the provider has no balance left."),
         _l("Top up the account, then retry. Every job on the platform key fails until then."),
     ),
-    "VALIDATION_OUTPUT_NOT_JSON": Explanation(_l("The answer was not JSON."), _ODD_ANSWER),
-    "VALIDATION_OUTPUT_SCHEMA": Explanation(_l("The answer did not have the agreed form."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_NOT_JSON": Explanation(_l("The answer was not JSON."), _RETRY_ONCE),
+    "VALIDATION_OUTPUT_SCHEMA": Explanation(_l("The answer did not match the schema."), _RETRY_ONCE),
     "VALIDATION_OUTPUT_SEMANTICS": Explanation(
-        _l("The answer had the right form, but failed the job type's own checks."), _ODD_ANSWER
+        _l("The answer matched the schema, but failed the checks of the job type."), _RETRY_ONCE
     ),
-    "VALIDATION_OUTPUT_TOO_LARGE": Explanation(_l("The answer was larger than allowed."), _ODD_ANSWER),
-    "VALIDATION_TRUNCATED": Explanation(_l("The answer was cut off at the model's length limit."), _ODD_ANSWER),
+    "VALIDATION_OUTPUT_TOO_LARGE": Explanation(_l("The answer was larger than allowed."), _RETRY_ONCE),
+    "VALIDATION_TRUNCATED": Explanation(_l("The answer was cut off at the model's length limit."), _RETRY_ONCE),
     "VALIDATION_INPUT_TOO_LARGE": Explanation(
-        _l("The input does not fit the model."), _l("The user has to send a shorter part; a retry fails again.")
+        _l("The input is too long for the model."), _l("The user has to submit a shorter text. A retry fails again.")
     ),
     "VALIDATION_NOTHING_TO_EXTRACT": Explanation(
         _l("The input holds nothing to make items from."),
-        _l("The user has to send other material; a retry fails again."),
+        _l("The user has to submit different material. A retry fails again."),
     ),
     "CONTENT_SAFETY_BLOCKED": Explanation(
-        _l("The content safety check refused the input or the answer."), _l("A retry is refused again.")
+        _l("The content safety check refused the input or the answer."), _l("A retry would be refused again.")
     ),
     "CONTENT_SAFETY_SELF_HARM": Explanation(
         _l("The input mentions self-harm. The user was shown where to find help."),
@@ -67,33 +67,33 @@ FAILURES: Mapping[str, Explanation] = {
     ),
     "CONTENT_SAFETY_PROVIDER": Explanation(
         _l("The provider refused the input or stopped its own answer."),
-        _l("A retry is most likely refused again; another provider may judge otherwise."),
+        _l("A retry would most likely be refused again. Another provider may accept it."),
     ),
-    "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _TELL_USER),
+    "CREDENTIAL_INVALID": Explanation(_l("The provider refused the user's own key."), _USER_MUST_FIX),
     "CREDENTIAL_PLATFORM_INVALID": Explanation(
         _l("The provider refused the platform's own key."),
         _l("Set a key that works and restart the workers, then retry. Every job on the platform key fails until then."),
     ),
-    "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key is no longer there."), _TELL_USER),
+    "CREDENTIAL_NOT_FOUND": Explanation(_l("The user's key no longer exists."), _USER_MUST_FIX),
     "CREDENTIAL_UNREADABLE": Explanation(
-        _l("The user's key, as it is stored, can't be decrypted."),
-        _l("Only this user's jobs are affected. Check the internal message: the ring may lack a key."),
+        _l("The stored key of the user cannot be decrypted."),
+        _l("Only this user's jobs fail. Check the internal message: AIJOBS_CREDENTIAL_KEYS may lack a key."),
     ),
     "CREDENTIAL_INSUFFICIENT_BALANCE": Explanation(
-        _l("The account of the user's key has no balance left."), _TELL_USER
+        _l("The account of the user's key has no balance left."), _USER_MUST_FIX
     ),
-    "INTERNAL_ERROR": Explanation(_l("Our own code failed."), _OUR_FAULT),
+    "INTERNAL_ERROR": Explanation(_l("An internal error occurred in aijobs."), _FIX_CAUSE),
     "INTERNAL_PROJECTION": Explanation(
-        _l("The answer was saved, but turning it into business rows failed."),
+        _l("The answer was saved, but writing the business rows failed."),
         _l("Fix the cause, then retry: the saved answer is used again, and no provider is called."),
     ),
-    "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _OUR_FAULT),
+    "INTERNAL_DATABASE": Explanation(_l("The database failed while the job ran."), _FIX_CAUSE),
     "INTERNAL_CONFIG": Explanation(
         _l("A setting that this job needs is missing or wrong."),
         _l("Correct the setting, restart the workers, then retry."),
     ),
     "INTERNAL_SNAPSHOT_MISSING": Explanation(
-        _l("The saved input of the job is gone."), _l("It cannot be retried; the user has to ask again.")
+        _l("The input snapshot of the job is missing."), _l("It cannot be retried. The user has to submit a new job.")
     ),
     "INTERNAL_WORKER_LOST": Explanation(
         _l("The processes that ran the job died too often."),
@@ -104,19 +104,19 @@ FAILURES: Mapping[str, Explanation] = {
         _l("Check the outbox event's last error, fix the cause, then retry."),
     ),
     "INTERNAL_UNKNOWN_JOB_TYPE": Explanation(
-        _l("No worker knows this type of job."), _l("Deploy workers that know the type; this job cannot be retried.")
+        _l("No worker supports this job type."), _l("Deploy workers that support the type. This job cannot be retried.")
     ),
 }
 
 _RUNS_ALONE = _l(
-    "Its worker process died while several jobs ran in it. It now runs alone in a process of its own, so that it can't "
-    "take others with it."
+    "Its worker process died while several jobs ran in it. It now runs alone in its own process, so that it cannot "
+    "affect other jobs."
 )
 
 
 _BEGAN_ALONE = _l(
-    "A worker was lost over an earlier job of this chain. So this job runs alone from the start, and begins with one "
-    "loss."
+    "An earlier job of this retry chain lost its worker. This job therefore runs alone from the start, with one loss "
+    "already counted."
 )
 
 
@@ -141,32 +141,30 @@ def count_losses(detail: JobDetail) -> Losses:
 
 
 def explain_losses(detail: JobDetail) -> list[str]:
-    """Return a sentence for each kind of loss; empty if none was lost."""
-    losses, told = count_losses(detail), list[str]()
+    """Return a sentence for each kind of loss; empty if there was no loss."""
+    losses, sentences = count_losses(detail), list[str]()
     if losses.inherited:
-        told.append(str(_BEGAN_ALONE))
+        sentences.append(str(_BEGAN_ALONE))
     elif losses.shared and not detail.job.final:
-        told.append(str(_RUNS_ALONE))
+        sentences.append(str(_RUNS_ALONE))
     if losses.own:
-        told.append(str(_l("Its own process died %(n)s of %(m)s times.", n=losses.own, m=losses.most_own)))
+        own = _l("Losses of its own process: %(n)s. The job fails at %(m)s.", n=losses.own, m=losses.most_own)
+        sentences.append(str(own))
     if losses.shared:
-        counts = {"n": losses.shared, "most": MOST_LOSSES}
-        told.append(
-            str(
-                _l(
-                    "Lost processes in which other jobs ran too: %(n)s. At %(most)s losses of any kind it fails.",
-                    **counts,
-                )
-            )
+        shared = _l(
+            "Losses of processes that ran other jobs too: %(n)s. The job fails at %(most)s losses of any kind.",
+            n=losses.shared,
+            most=MOST_LOSSES,
         )
-    return told
+        sentences.append(str(shared))
+    return sentences
 
 
 _BY_PREFIX = (
-    ("PROVIDER_", Explanation(_l("The provider failed."), _PROVIDER_BUSY)),
-    ("VALIDATION_", Explanation(_l("The answer could not be used."), _ODD_ANSWER)),
+    ("PROVIDER_", Explanation(_l("The provider failed."), _RETRY_LATER)),
+    ("VALIDATION_", Explanation(_l("The answer could not be used."), _RETRY_ONCE)),
     ("CONTENT_SAFETY_", FAILURES["CONTENT_SAFETY_BLOCKED"]),
-    ("CREDENTIAL_", Explanation(_l("The user's own key could not be used."), _TELL_USER)),
+    ("CREDENTIAL_", Explanation(_l("The user's own key could not be used."), _USER_MUST_FIX)),
 )
 
 
@@ -183,9 +181,7 @@ def explain_failure(code: str | None) -> Explanation:
 
 WAITS: Mapping[str, Explanation] = {
     "paused": Explanation(_l("The queue is paused."), _l("The job starts when the queue is resumed.")),
-    "not_due": Explanation(
-        _l("The job waits for its next attempt."), _l("Nothing to do. It runs again at the time shown.")
-    ),
+    "not_due": Explanation(_l("Waiting for the next attempt."), _l("Nothing to do. It runs again at the time shown.")),
     "breaker_open": Explanation(
         _l("Postponed: the breakers of all its providers are open."),
         _l("This wait uses up no retry. The job runs again automatically at the time shown."),
@@ -196,7 +192,7 @@ WAITS: Mapping[str, Explanation] = {
     ),
     "not_sent": Explanation(
         _l("The job is saved, but its message has not reached the broker yet."),
-        _l("Usually a matter of seconds. If it lasts, check that the broker and the maintenance worker run."),
+        _l("This usually takes seconds. If it takes longer, check that the broker and the maintenance worker run."),
     ),
     "broker_away": Explanation(
         _l("The broker can't be reached, so no job is sent to workers."),
@@ -207,18 +203,16 @@ WAITS: Mapping[str, Explanation] = {
         _l("Repair the broker. The job is safe in the database and is sent automatically."),
     ),
     "no_worker": Explanation(
-        _l("No live worker serves this queue."), _l("Start a worker for the queue; nothing is lost meanwhile.")
+        _l("No live worker serves this queue."), _l("Start a worker for this queue. No job is lost in the meantime.")
     ),
-    "in_line": Explanation(
-        _l("The message is in the broker; a worker takes it when one is free."), _l("Nothing to do.")
-    ),
+    "in_line": Explanation(_l("The message is in the broker, waiting for a free worker."), _l("Nothing to do.")),
     "running": Explanation(_l("A worker is running it."), _l("Nothing to do.")),
     "lease_expired": Explanation(
-        _l("The worker's lease has run out, so it is probably gone."),
-        _l("The reaper frees the job within a minute and another worker takes over."),
+        _l("The worker's lease has expired. The worker is probably lost."),
+        _l("The reaper releases the job within a minute, and another worker takes over."),
     ),
     "cancelling": Explanation(
-        _l("A cancel was requested and the worker is stopping."), _l("Usually a matter of a second.")
+        _l("A cancel was requested and the worker is stopping."), _l("This usually takes about a second.")
     ),
 }
 """Why a job that isn't final waits or runs."""

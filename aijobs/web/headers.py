@@ -1,4 +1,4 @@
-"""Headers of every answer: nothing from elsewhere, nothing inline, no frames, no copies."""
+"""Request ids, the access log, and security headers: no foreign or inline content, no frames, no caching."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def init_app(app: Flask, *, production: bool) -> None:
             headers["Cache-Control"] = "no-store"
         if production and request.is_secure:
             headers["Strict-Transport-Security"] = "max-age=31536000"
-        # An id of ours differs at each call, so it is sent only with answers that people ask about.
+        # A generated id differs at each call, so it is sent only with server errors, which people report.
         if "request_id" in g and (g.request_id_given or response.status_code >= 500):
             headers["X-Request-ID"] = g.request_id
         return response

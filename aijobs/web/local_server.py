@@ -1,7 +1,7 @@
 """The web process of `aijobs up`: waitress, which receives whole requests before a thread takes them.
 
-`python -m aijobs.web.local_server FD` serves on a listening socket of its parent. On SIGTERM running requests may end.
-Like gunicorn with `aijobs.web.server`, it trusts no header.
+`python -m aijobs.web.local_server FD` serves on a listening socket of its parent. After SIGTERM it finishes running
+requests. Like gunicorn with `aijobs.web.server`, it trusts no header.
 """
 
 from __future__ import annotations

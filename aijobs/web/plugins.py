@@ -32,7 +32,7 @@ def init_app(app: Flask) -> None:
 def _load(point: EntryPoint) -> Blueprint:
     blueprint = point.load()
     if not isinstance(blueprint, Blueprint):
-        raise DefinitionError("it is no flask.Blueprint")
+        raise DefinitionError("it isn't a flask.Blueprint")
     return blueprint
 
 
@@ -43,7 +43,7 @@ def _add(app: Flask, blueprint: Blueprint) -> None:
         if not rule.rule.startswith(PREFIX):
             raise DefinitionError(f"{rule.rule} isn't below {PREFIX}")
         if any((rule.rule, method) in taken for method in rule.methods or ()):
-            raise DefinitionError(f"{rule.rule} is there already")
+            raise DefinitionError(f"{rule.rule} is already in use")
     # Before its other functions. On the application, because one blueprint serves every application of a process.
     app.before_request_funcs.setdefault(blueprint.name, []).insert(0, _authenticate)
 

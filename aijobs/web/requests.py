@@ -42,7 +42,7 @@ def read_json_object() -> dict[str, Any]:
 
 
 def _read_body() -> bytes:
-    """Return the whole body; `PAYLOAD_TOO_LARGE` if it was cut at the limit, which happens to one of unknown length."""
+    """Return the whole body; `PAYLOAD_TOO_LARGE` if it was cut at the limit, as Flask does without a Content-Length."""
     data = request.get_data()
     limit = request.max_content_length
     if request.content_length is None and limit is not None and len(data) >= limit:
@@ -51,12 +51,12 @@ def _read_body() -> bytes:
 
 
 def read_optional_object(allowed: Collection[str]) -> dict[str, Any]:
-    """Do the same as `read_object`; no body is an empty object."""
+    """Return the body like `read_object`; without a body, an empty object."""
     return read_object(allowed) if _read_body() else {}
 
 
 def read_object(allowed: Collection[str]) -> dict[str, Any]:
-    """Do the same as `read_json_object`, and refuse other fields than `allowed`."""
+    """Return the body like `read_json_object`; `INPUT_INVALID` names fields that aren't in `allowed`."""
     found = read_json_object()
     unknown = [(name[:100], "unknown field") for name in found if name not in allowed]
     if unknown:
@@ -121,7 +121,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_optional_reason(body: Mapping[str, Any]) -> str | None:
-    """Do the same as `read_reason`; None if it is missing or null."""
+    """Return the field `reason` like `read_reason`; None if it is missing or null."""
     return None if body.get("reason") is None else read_reason(body)
 
 
@@ -130,7 +130,7 @@ def read_reason(body: Mapping[str, Any]) -> str:
     given = body.get("reason")
     reason = clean_text(given) if isinstance(given, str) else ""
     if not 1 <= len(reason) <= LONGEST_REASON:
-        raise InputInvalid([("reason", f"write a reason of 1 to {LONGEST_REASON} characters")])
+        raise InputInvalid([("reason", f"must be a reason of 1 to {LONGEST_REASON} characters")])
     return reason
 
 
@@ -148,7 +148,7 @@ def read_parameters(allowed: Mapping[str, Callable[[str], Any]]) -> dict[str, An
         if name not in allowed:
             faults.append((name[:100], "unknown parameter"))
         elif len(values) > 1:
-            faults.append((name, "given more than once"))
+            faults.append((name, "must be given only once"))
         else:
             try:
                 found[name] = allowed[name](values[0])

@@ -1,4 +1,4 @@
-"""Shared by API and command line."""
+"""Job waits with explanations, for API and command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aijobs.monitor.views import Wait
 from aijobs.web.explanations import WAITS
 
 
-def explained(wait: Wait) -> Wait:
+def with_explanation(wait: Wait) -> Wait:
     """Return `wait` with its explanation in the reader's language."""
     why = WAITS[wait.reason]
     return replace(wait, explanation=f"{why.what} {why.advice}")

@@ -19,7 +19,7 @@ _LONGEST = 8192
 def find_user_id(token: str, settings: Settings) -> str | None:
     """Return the user of a valid token; None for any other text.
 
-    A token has `exp` and `sub`, and the configured audience. The algorithm is ours, not the token's.
+    A valid token has `exp`, `sub` and the configured audience. The algorithm that the token names is ignored.
     """
     if len(token) > _LONGEST:
         return None

@@ -51,7 +51,9 @@ def _check_keys(settings: Settings) -> None:
     `aijobs up` sets it for its web process; the `flask` command is for development.
     """
     if settings.development_keys and not (settings.env_was_set or settings.run_by_flask):
-        raise SettingsError("won't serve on development keys: set AIJOBS_ENV to production or development")
+        raise SettingsError(
+            "the web server refuses to start on development keys: set AIJOBS_ENV to production or development"
+        )
 
 
 def _refuse(why: str) -> NoReturn:

@@ -102,7 +102,7 @@ def test_operator_signs_in_filters_opens_a_job_and_retries_it_in_a_dialog(
     child = page.url.rpartition("/")[2]
     assert stage.job(child).parent_job_id == failed
     expect(page.locator("#job-chain li")).to_have_count(2)
-    expect(page.get_by_text("A new job was made.")).to_be_visible()
+    expect(page.get_by_text("Retry created.")).to_be_visible()
 
 
 def test_console_works_without_javascript(stage: Stage, address: str, new_page: Callable[..., Page]) -> None:

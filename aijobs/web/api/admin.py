@@ -16,7 +16,7 @@ from aijobs.monitor.usage_filter import UsageFilter
 from aijobs.operators import rights
 from aijobs.operators.actions import Operating
 from aijobs.web.api import answers
-from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, worded
+from aijobs.web.api.answers import AdminJobPage, QueueStatusList, UsageReport, answer, localized
 from aijobs.web.api.openapi import Operation, add_document, add_operations, build_document
 from aijobs.web.auth import acting, bearer_token, find_token_operator, get_operator
 from aijobs.web.context import services
@@ -38,7 +38,7 @@ from aijobs.web.user_tokens import is_user_request
 def admin_list_jobs() -> Response:
     parameters = read_parameters({**dict.fromkeys(PARAMETERS, read_text), **PAGE_PARAMETERS})
     page = services().monitor.list_jobs(JobFilter.parse(parameters), *page_of(parameters))
-    return answer(AdminJobPage([worded(job) for job in page.items], page.next_cursor))
+    return answer(AdminJobPage([localized(job) for job in page.items], page.next_cursor))
 
 
 def admin_show_job(job_id: str) -> Response:
@@ -64,11 +64,11 @@ def admin_reveal_job(job_id: str) -> Response:
 def admin_retry_job(job_id: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
-    made = _operating().retry(job_id, reason)
-    child = services().monitor.get_job(made.job.id).job
+    created = _operating().retry(job_id, reason)
+    child = services().monitor.get_job(created.job.id).job
     return answer(
-        worded(child),
-        201 if made.created else 200,
+        localized(child),
+        201 if created.created else 200,
         location=url_for("admin_api.admin_show_job", job_id=child.id),
     )
 
@@ -77,7 +77,7 @@ def admin_cancel_job(job_id: str) -> Response:
     read_no_parameters()
     reason = read_optional_reason(read_optional_object(("reason",)))
     cancelled = _operating().cancel(job_id, reason)
-    return answer(worded(cancelled.after))
+    return answer(localized(cancelled.after))
 
 
 def admin_queues_status() -> Response:
@@ -142,8 +142,8 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/jobs/{jobId}",
         admin_show_job,
-        "A job with why it waits, its history, outbox events, provider calls, artifacts and retry chain; tokens and "
-        "cost with the right `view_usage`",
+        "A job with the reason why it waits, its history, outbox events, provider calls, artifacts and retry chain; "
+        "tokens and cost with the right `view_usage`",
         {200: "AdminJobDetail"},
         errors=(*_READ, "JOB_NOT_FOUND"),
         right=rights.VIEW,
@@ -152,7 +152,7 @@ OPERATIONS = (
         "POST",
         "/admin-api/ai/jobs/{jobId}/reveal",
         admin_reveal_job,
-        "A job's input and output; the reason is kept in the audit log",
+        "Reveal a job's input and output; the reason is recorded in the audit log",
         {200: "Revealed"},
         errors=(*_WRITE, "JOB_NOT_FOUND"),
         body="RevealRequest",
@@ -162,7 +162,7 @@ OPERATIONS = (
         "POST",
         "/admin-api/ai/jobs/{jobId}/retry",
         admin_retry_job,
-        "Run a failed or cancelled job again as a new job; 200 if that was done already and goes on",
+        "Retry a failed or cancelled job as a new job; 200 with the earlier retry if it has not ended yet",
         {201: "AdminJob", 200: "AdminJob"},
         errors=(*_WRITE, "JOB_NOT_FOUND", "JOB_NOT_RETRYABLE", "PLATFORM_UNAVAILABLE"),
         body="ReasonRequest",
@@ -174,7 +174,7 @@ OPERATIONS = (
         "POST",
         "/admin-api/ai/jobs/{jobId}/cancel",
         admin_cancel_job,
-        "Ask for a job to be cancelled",
+        "Request the cancel of a job",
         {200: "AdminJob"},
         errors=(*_WRITE, "JOB_NOT_FOUND", "JOB_NOT_CANCELLABLE"),
         body="ReasonRequest",
@@ -185,7 +185,7 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/jobs/queues/status",
         admin_queues_status,
-        "What waits and what runs in each queue",
+        "Waiting and running jobs of each queue",
         {200: "QueueStatusList"},
         errors=_READ,
         right=rights.VIEW,
@@ -214,7 +214,7 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/workers",
         admin_list_workers,
-        "Worker processes and what they hold",
+        "Worker processes and the jobs that they run",
         {200: "WorkerList"},
         errors=_READ,
         right=rights.VIEW,
@@ -223,7 +223,7 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/providers",
         admin_list_providers,
-        "AI providers: breakers, calls under way, and today's calls; tokens and cost with the right `view_usage`",
+        "AI providers: breakers, running calls, and today's calls; tokens and cost with the right `view_usage`",
         {200: "ProviderList"},
         errors=_READ,
         right=rights.VIEW,
@@ -232,7 +232,7 @@ OPERATIONS = (
         "POST",
         "/admin-api/ai/providers/{provider}/breaker/close",
         admin_close_breaker,
-        "Let calls go again, on the platform's key, to a provider that is left alone",
+        "Close the breaker of a provider for the platform's key, so that calls go through again",
         {200: "Breaker"},
         errors=(*_WRITE, "NOT_FOUND"),
         body="ReasonRequest",
@@ -243,7 +243,7 @@ OPERATIONS = (
         "GET",
         "/admin-api/ai/usage",
         admin_show_usage,
-        "What provider calls came to, by UTC day, job type, provider, model or user, and all together",
+        "Usage and cost of provider calls by UTC day, job type, provider, model or user, with the total",
         {200: "Usage"},
         errors=_READ,
         parameters=(*USAGE_PARAMETERS,),
@@ -253,7 +253,7 @@ OPERATIONS = (
 
 DOCUMENT = build_document(
     "aijobs for operators",
-    "See every job, retry and cancel, watch queues, outbox and workers. With a session's cookie, "
+    "List, retry and cancel all jobs; watch queues, outbox and workers. With a session's cookie, "
     "writes need its CSRF token in `X-CSRF-Token`.",
     OPERATIONS,
     {
@@ -282,12 +282,12 @@ def _document() -> dict[str, Any]:
 
 
 def _authenticate() -> None:
-    """Authenticate the operator. An `Authorization` header is used alone, even if there is a session."""
+    """Authenticate the operator. If there is an `Authorization` header, a session is ignored."""
     if "Authorization" in request.headers:
         token = bearer_token()
         g.operator = find_token_operator(token) if token else None
         if g.operator is None and is_user_request():
-            raise ApiError("FORBIDDEN")  # Known, and no operator.
+            raise ApiError("FORBIDDEN")  # A user of the learning app, not an operator.
     elif current_user.is_authenticated and request.method not in SAFE_METHODS:
         check_csrf_header()
     get_operator()

@@ -30,7 +30,7 @@ from aijobs.monitor.views import (
 )
 from aijobs.web.context import language
 from aijobs.web.explanations import explain_losses
-from aijobs.web.shapes import explained
+from aijobs.web.shapes import with_explanation
 
 _SPENT = ("promptTokens", "completionTokens", "cachedTokens", "costMicros", "currency", "priceVersion")
 _SPENT_TODAY = ("promptTokens", "completionTokens", "costs", "unpricedCalls")
@@ -110,7 +110,7 @@ def no_content() -> Response:
 J = TypeVar("J", bound=PublicJob)
 
 
-def worded(job: J) -> J:
+def localized(job: J) -> J:
     """Return `job` with its public error message in the reader's language."""
     return replace(job, public_error_message=describe(job.error_code).message(language()) if job.error_code else None)
 
@@ -119,14 +119,14 @@ def user_job(view: JobView) -> UserJob:
     """Return a job for its user."""
     job = view.job
     result = Result(job.artifact_count, view.artifacts) if job.lifecycle_status == JobState.SUCCEEDED else None
-    return UserJob(worded(job), result)
+    return UserJob(localized(job), result)
 
 
 def admin_detail(detail: JobDetail, wait: Wait | None, *, usage: bool) -> dict[str, Any]:
     """Return everything of a job except its content; tokens and cost only with `usage`."""
     losses = " ".join(explain_losses(detail)) or None
-    waiting = explained(wait) if wait else None
-    body = to_json(replace(detail, job=worded(detail.job), waiting=waiting, loss_explanation=losses))
+    waiting = with_explanation(wait) if wait else None
+    body = to_json(replace(detail, job=localized(detail.job), waiting=waiting, loss_explanation=losses))
     if not usage:
         _leave_out(body["usage"], _SPENT)
         _leave_out([body], ("usageTotal", "chainTotal"))

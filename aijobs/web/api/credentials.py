@@ -19,8 +19,8 @@ FIELDS = ("key", "label", "mode")
 def create_credential() -> Response:
     read_no_parameters()
     body = read_object(FIELDS)
-    made = services().credentials.create(get_user_id(), **{"key": None, **body})
-    return answer(made, 201)
+    created = services().credentials.create(get_user_id(), **{"key": None, **body})
+    return answer(created, 201)
 
 
 def list_credentials() -> Response:
@@ -43,7 +43,7 @@ OPERATIONS = (
         "POST",
         "/api/ai/credentials",
         create_credential,
-        "Store a provider key of yours; it is never shown again",
+        "Store your own provider key; it is never shown again",
         {201: "Credential"},
         errors=(
             "BAD_REQUEST",
@@ -67,7 +67,7 @@ OPERATIONS = (
         "DELETE",
         "/api/ai/credentials/{credentialId}",
         delete_credential,
-        "Delete a key of yours; jobs that wait for a worker with it fail",
+        "Delete one of your keys; waiting jobs that use it fail",
         {204: None},
         errors=(
             "BAD_REQUEST",

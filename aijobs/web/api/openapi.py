@@ -128,7 +128,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     return responses
 
 
-_DESCRIPTIONS = {200: "Here it is.", 201: "Made.", 202: "Accepted: the work is done later.", 204: "Done."}
+_DESCRIPTIONS = {200: "OK.", 201: "Created.", 202: "Accepted: the job runs later.", 204: "Deleted."}
 
 
 def _ref(name: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ SCHEMAS: dict[str, Schema] = to_schemas(
                 "maxLength": MAX_KEY,
                 "pattern": "^[!-~]+$",
                 "writeOnly": True,
-                "description": "The provider's key. It is kept encrypted and never shown again.",
+                "description": "The provider's key. It is stored encrypted and never shown again.",
             }
         },
         {
@@ -91,7 +91,7 @@ def _add_input(name: str, model: type[BaseModel]) -> None:
 _add_input("FlashcardRequest", flashcard_generation.DEFINITION.input.schema)
 SCHEMAS["FlashcardRequest"]["properties"]["credentialId"] = {
     **TEXT,
-    "description": "A key of your own that the work runs on; without it, the platform's.",
+    "description": "The id of your own key for this job; by default the platform's key is used.",
 }
 
 
@@ -100,29 +100,30 @@ def _query(schema: Schema, description: str, *, required: bool = False) -> dict[
 
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "jobType": _query(TEXT, "A job type; hyphens stand for underscores."),
+    "jobType": _query(TEXT, "A job type; hyphens are read as underscores."),
     "lifecycleStatus": _query(STATUS, "The stored state."),
-    "status": _query(STATUS, "Another name of lifecycleStatus."),
+    "status": _query(STATUS, "Alias of lifecycleStatus."),
     "queueName": _query({"type": "string", "enum": list(QUEUES)}, "The queue."),
-    "userId": _query(IDENTIFIER, "The user, exactly."),
+    "userId": _query(IDENTIFIER, "The whole user id."),
     "errorCode": _query({"type": "string", "pattern": "^[A-Z][A-Z0-9_]{0,63}$"}, "The job's error code."),
-    "createdFrom": _query(TEXT, "ISO 8601: created then or later; UTC where no offset is given."),
-    "createdTo": _query(TEXT, "ISO 8601: created before then; a date stands for its whole day."),
+    "createdFrom": _query(TEXT, "ISO 8601: created at or after this time; UTC without an offset."),
+    "createdTo": _query(TEXT, "ISO 8601: created before this time; a date includes its whole day."),
     "q": _query(IDENTIFIER, "The start of a job id, user id or target id."),
-    "unresolved": _query(FLAG, "Failed jobs that nothing was retried after."),
-    "cursor": _query(TEXT, "`nextCursor` of the page before."),
+    "unresolved": _query(FLAG, "true: only failed jobs that were not retried."),
+    "cursor": _query(TEXT, "`nextCursor` of the previous page."),
     "limit": _query(
-        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}, "The page's length."
+        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        "Maximum number of items on the page.",
     ),
-    "strict": _query(FLAG, "Answer 409 for a job that is final, instead of 200."),
-    "jobId": _query(TEXT, "The job that made the cards, or one that it was retried from.", required=True),
-    "from": _query(TEXT, f"ISO 8601; by default the begin of the {USUAL_DAYS} UTC days that end with `to`."),
-    "to": _query(TEXT, "ISO 8601: before then, a date stands for its whole day; by default the end of this UTC day."),
-    "groupBy": _query({"type": "string", "enum": list(GROUPS), "default": "day"}, "What is summed up together."),
+    "strict": _query(FLAG, "true: answer 409 instead of 200 if the job has already ended."),
+    "jobId": _query(TEXT, "The id of any job of the retry chain.", required=True),
+    "from": _query(TEXT, f"ISO 8601; by default the start of the {USUAL_DAYS} UTC days that end with `to`."),
+    "to": _query(TEXT, "ISO 8601: before this time; a date includes its whole day; by default the end of today (UTC)."),
+    "groupBy": _query({"type": "string", "enum": list(GROUPS), "default": "day"}, "How calls are grouped."),
     "Idempotency-Key": {
         "in": "header",
         "required": False,
-        "description": "Repeating a request with its key leads to the same job.",
+        "description": "A repeated request with the same key returns the same job.",
         "schema": IDENTIFIER,
     },
 }

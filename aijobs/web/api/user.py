@@ -79,7 +79,7 @@ OPERATIONS = (
         "GET",
         "/api/ai/jobs/{jobId}",
         show_job,
-        "A job of yours",
+        "One of your jobs",
         {200: "Job"},
         errors=("UNAUTHORIZED", "JOB_NOT_FOUND", "INPUT_INVALID"),
     ),
@@ -96,7 +96,7 @@ OPERATIONS = (
         "POST",
         "/api/ai/jobs/{jobId}/cancel",
         cancel_job,
-        "Ask for a job of yours to be cancelled",
+        "Request the cancel of one of your jobs",
         {200: "Job"},
         errors=(
             "BAD_REQUEST",
@@ -116,7 +116,7 @@ OPERATIONS = (
         "POST",
         "/api/learning/flashcards",
         create_flashcards,
-        "Have flashcards made of your notes; 200 if the key led to a job that is there already",
+        "Create flashcards from your notes; 200 if the idempotency key belongs to an existing job",
         {202: "Job", 200: "Job"},
         errors=(
             "BAD_REQUEST",
@@ -137,7 +137,7 @@ OPERATIONS = (
         "GET",
         "/api/learning/flashcards",
         list_flashcards,
-        "The cards that a job of yours, or its retry, made",
+        "The flashcards of a job, from the newest job of its retry chain",
         {200: "FlashcardSet"},
         errors=("UNAUTHORIZED", "JOB_NOT_FOUND", "INPUT_INVALID"),
         parameters=("jobId",),
@@ -147,7 +147,7 @@ OPERATIONS = (
 
 DOCUMENT = build_document(
     "aijobs for users",
-    "Ask for AI work, follow it, cancel it; keep keys of your own.",
+    "Request AI work, follow and cancel it; manage your own provider keys.",
     OPERATIONS,
     {"user": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
 )

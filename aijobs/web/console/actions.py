@@ -32,13 +32,13 @@ RETRY = Action(
     right=rights.RETRY,
     refusal=lambda job: job.retry_refusal,
     reasons={
-        "not_final": _l("It has not ended yet. Only a failed or cancelled job can be retried."),
-        JobState.SUCCEEDED: _l("It succeeded. Only a failed or cancelled job can be retried."),
-        "superseded": _l("It was retried already; the newest job of its chain counts."),
-        "unknown_job_type": _l("No such job type is installed."),
-        "snapshot_expired": _l("Its saved input has expired, and can't be rebuilt."),
-        "input_outdated": _l("Its saved input doesn't match the current schema of its type."),
-        "credential_gone": _l("The user's key that it ran with is gone."),
+        "not_final": _l("The job has not ended yet. Only failed or cancelled jobs can be retried."),
+        JobState.SUCCEEDED: _l("The job succeeded. Only failed or cancelled jobs can be retried."),
+        "superseded": _l("The job was already retried. Only the newest job of a retry chain can be retried."),
+        "unknown_job_type": _l("This job type is not installed."),
+        "snapshot_expired": _l("Its input snapshot has expired and cannot be rebuilt."),
+        "input_outdated": _l("Its input snapshot does not match the current schema of the job type."),
+        "credential_gone": _l("The user's key for this job was deleted."),
     },
 )
 CANCEL = Action(
@@ -47,8 +47,8 @@ CANCEL = Action(
     right=rights.CANCEL,
     refusal=lambda job: job.cancel_refusal,
     reasons={
-        "final": _l("It has ended already."),
-        Phase.CANCEL_REQUESTED: _l("A cancel was requested already; its worker is stopping."),
+        "final": _l("The job has already ended."),
+        Phase.CANCEL_REQUESTED: _l("A cancel was already requested. The worker is stopping."),
         "not_cancellable": _l("This type of job cannot be cancelled."),
     },
 )
@@ -64,7 +64,7 @@ class Offer:
 
 
 def offer(action: Action, job: JobRow, may: Callable[[str], bool]) -> Offer:
-    """Return whether `action` is possible: first by the right, then by the job."""
+    """Return `action` with the reason why it isn't possible, if there is one. The right is checked before the job."""
     if not may(action.right):
         return Offer(action, gettext("Your role does not allow this."))
     return Offer(action, refusal_text(action, action.refusal(job)))
@@ -74,4 +74,4 @@ def refusal_text(action: Action, reason: str | None) -> str | None:
     """Return the text of a reason; None for None."""
     if reason is None:
         return None
-    return str(action.reasons.get(reason, gettext("This cannot be done now.")))
+    return str(action.reasons.get(reason, gettext("This is not possible now.")))

@@ -23,7 +23,7 @@ from aijobs.texts import clean_text
 from aijobs.web.auth import acting, get_operator, require_right
 from aijobs.web.console import blueprint
 from aijobs.web.console.actions import CANCEL, RETRY, Action, offer, refusal_text
-from aijobs.web.console.jobs import known_job
+from aijobs.web.console.jobs import get_job
 from aijobs.web.console.pages import render, whole_page
 from aijobs.web.context import language, services
 
@@ -42,7 +42,7 @@ class ConfirmationForm(FlaskForm):
     )
 
     def given_reason(self) -> str | None:
-        """The reason, or None."""
+        """Return the reason, or None."""
         return self.reason.data or None
 
 
@@ -50,16 +50,16 @@ class Confirmation:
     """A signed token: this operator saw the confirmation of this action on this target."""
 
     def __init__(self, action: str, target_id: str) -> None:
-        self._says = [get_operator().id, action, target_id]
+        self._content = [get_operator().id, action, target_id]
         self._signer = URLSafeTimedSerializer(current_app.secret_key or "", salt="aijobs confirmation")
 
     def write(self) -> str:
-        return str(self._signer.dumps(self._says))
+        return str(self._signer.dumps(self._content))
 
-    def is_right(self, text: str | None) -> bool:
-        """Return whether `text` is such a token, and isn't too old."""
+    def is_valid(self, text: str | None) -> bool:
+        """Return whether `text` is this token, signed at most `CONFIRMATION_S` ago."""
         try:
-            return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._says)
+            return bool(self._signer.loads(text or "", max_age=CONFIRMATION_S) == self._content)
         except BadSignature:
             return False
 
@@ -70,14 +70,14 @@ class Confirmation:
 @whole_page("/jobs/<job_id>/retry", rights.VIEW)
 def retry(job_id: str) -> ResponseReturnValue:
     """Show the confirmation of a retry."""
-    return _ask(RETRY, known_job(job_id), ConfirmationForm())
+    return _ask(RETRY, get_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/retry")
 @require_right(rights.RETRY)
 def retry_job(job_id: str) -> ResponseReturnValue:
     """Retry a job as a new one and show that one. A second click shows the same child."""
-    job, form = known_job(job_id), ConfirmationForm()
+    job, form = get_job(job_id), ConfirmationForm()
     if not is_confirmed("retry", job.id, form):
         return _ask(RETRY, job, form, 422)
     try:
@@ -85,23 +85,23 @@ def retry_job(job_id: str) -> ResponseReturnValue:
     except ApiError as refused:
         return _refused(RETRY, job, refused)
     if result.created:
-        flash(gettext("A new job was made. You are looking at it."), "done")
+        flash(gettext("Retry created. This page shows the new job."), "done")
     else:
-        flash(gettext("It was retried a moment ago already. You are looking at the new job."), "done")
+        flash(gettext("This job was already retried a moment ago. This page shows the new job."), "done")
     return redirect(url_for("console.job", job_id=result.job.id), 303)
 
 
 @whole_page("/jobs/<job_id>/cancel", rights.VIEW)
 def cancel(job_id: str) -> ResponseReturnValue:
     """Show the confirmation of a cancel."""
-    return _ask(CANCEL, known_job(job_id), ConfirmationForm())
+    return _ask(CANCEL, get_job(job_id), ConfirmationForm())
 
 
 @blueprint.post("/jobs/<job_id>/cancel")
 @require_right(rights.CANCEL)
 def cancel_job(job_id: str) -> ResponseReturnValue:
     """Request the cancel of a job and show it."""
-    job, form = known_job(job_id), ConfirmationForm()
+    job, form = get_job(job_id), ConfirmationForm()
     if not is_confirmed("cancel", job.id, form):
         return _ask(CANCEL, job, form, 422)
     try:
@@ -114,15 +114,15 @@ def cancel_job(job_id: str) -> ResponseReturnValue:
 
 def _cancelled(result: Cancelled) -> str:
     if result.before.final:
-        return gettext("It had ended already; nothing was changed.")
+        return gettext("The job had already ended. Nothing was changed.")
     if result.after.lifecycle_status == JobState.CANCELLED:
-        return gettext("Cancelled.")
-    return gettext("The cancel is requested; the worker stops within a second or two.")
+        return gettext("Job cancelled.")
+    return gettext("Cancel requested. The worker stops within a second or two.")
 
 
 def is_confirmed(action: str, target_id: str, form: ConfirmationForm) -> bool:
     """Return whether the form is valid and its token is for this action, target and operator."""
-    return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_right(form.confirmation.data)
+    return bool(form.validate_on_submit()) and Confirmation(action, target_id).is_valid(form.confirmation.data)
 
 
 def _ask(action: Action, job: JobRow, form: ConfirmationForm, status: int = 200) -> ResponseReturnValue:
@@ -142,17 +142,15 @@ def _texts(action: Action, job: JobRow) -> dict[str, Any]:
     if action is RETRY:
         return {
             "title": gettext("Retry this job?"),
-            "lead": gettext(
-                "A new job runs with the same input. This one stays as it is, and the new one is its child."
-            ),
+            "lead": gettext("A new job runs with the same input. This job stays unchanged and links to the new one."),
             "button": gettext("Retry the job"),
         }
     running = job.locked_by is not None
     return {
         "title": gettext("Cancel this job?"),
-        "lead": gettext("Its worker stops. The provider may bill what it has done already.")
+        "lead": gettext("The worker stops the attempt. The provider may still bill the work done so far.")
         if running
-        else gettext("It has not been started, or waits for another attempt; it ends at once."),
+        else gettext("No worker is running this job, so it is cancelled immediately."),
         "button": gettext("Cancel the job"),
     }
 

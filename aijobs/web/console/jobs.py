@@ -61,7 +61,7 @@ def chips() -> ResponseReturnValue:
 @blueprint.get("/jobs/changes")
 @require_right(rights.VIEW)
 def changes() -> ResponseReturnValue:
-    """The changes of a watched list: its open rows, the counts, and the number of newer jobs."""
+    """The changes of a list, for polling: jobs that have not ended, the counts, and the number of newer jobs."""
     monitor = services().monitor
     wanted = JobFilter.parse(request.args)
     rows = monitor.find_rows([job_id for job_id in request.args.get("ids", "").split(",") if is_id(job_id)][:PER_PAGE])
@@ -122,8 +122,8 @@ def _row_offers(rows: Sequence[JobRow]) -> dict[str, Offer]:
 
 
 def _list_poll(wanted: JobFilter, rows: Sequence[JobRow], since: str | None) -> Poll:
-    """Return the polling of a list: open rows change, and the first page may get newer ones; a later page of ended jobs
-    stays.
+    """Return what a list polls: jobs that have not ended, and on the first page newer ones. A later page of ended jobs
+    polls nothing.
     """
     still = ",".join(job.id for job in rows if not job.final)
     parameters = wanted.query() | ({"ids": still} if still else {}) | ({"since": since} if since else {})
@@ -159,7 +159,7 @@ def job(job_id: str) -> ResponseReturnValue:
 @blueprint.get("/jobs/<job_id>/changes")
 @require_right(rights.VIEW)
 def job_changes(job_id: str) -> ResponseReturnValue:
-    """The changes of a watched job: all sections, or 204 if nothing happened."""
+    """The changes of a job, for polling: all sections, or only the explanation and the strip if nothing happened."""
     context = _job_context(job_id)
     moved = request.args.get("seen") != context["seen"]
     return render_template("console/jobs/_job_changes.html", moved=moved, live=True, **context)
@@ -203,7 +203,7 @@ def _holder_of(detail: JobDetail) -> WorkerRow | None:
     return next((row for row in services().monitor.workers().workers if row.instance_id == instance), None)
 
 
-def known_job(job_id: str) -> JobRow:
+def get_job(job_id: str) -> JobRow:
     """Return the job's row; `JOB_NOT_FOUND`."""
     found = services().monitor.find_job(job_id)
     if found is None:

@@ -49,14 +49,14 @@ def outbox_changes() -> ResponseReturnValue:
 @whole_page("/outbox/<event_id>/requeue", rights.VIEW)
 def requeue(event_id: str) -> ResponseReturnValue:
     """Show the confirmation of a requeue."""
-    return _ask(_known(event_id), ConfirmationForm())
+    return _ask(_require_id(event_id), ConfirmationForm())
 
 
 @blueprint.post("/outbox/<event_id>/requeue")
 @require_right(rights.OUTBOX_FIX)
 def requeue_event(event_id: str) -> ResponseReturnValue:
     """Make a dead end event pending again."""
-    event_id, form = _known(event_id), ConfirmationForm()
+    event_id, form = _require_id(event_id), ConfirmationForm()
     if not is_confirmed(_REQUEUE, event_id, form):
         return _ask(event_id, form, 422)
     try:
@@ -96,7 +96,7 @@ def _ask(event_id: str, form: ConfirmationForm, status: int = 200) -> ResponseRe
     return make_response(render("console/outbox/confirm.html", "console/outbox/_confirm.html", **context), status)
 
 
-def _known(event_id: str) -> str:
+def _require_id(event_id: str) -> str:
     """Return the id; NOT_FOUND if it doesn't have the form of one."""
     if not is_id(event_id):
         raise ApiError("NOT_FOUND")
@@ -105,7 +105,7 @@ def _known(event_id: str) -> str:
 
 def _refusal(refused: ApiError) -> str:
     if refused.code == "JOB_NOT_RETRYABLE":
-        return gettext("Only a dead end event can be sent again. The job of a dead enqueue event is retried instead.")
+        return gettext("Only a dead end event can be sent again. For a dead enqueue event, retry its job.")
     return describe(refused.code).message(language())
 
 

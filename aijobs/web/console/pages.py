@@ -18,7 +18,7 @@ from werkzeug.exceptions import HTTPException
 from aijobs.operators import rights
 from aijobs.web.auth import current_operator, require_right
 from aijobs.web.console import blueprint
-from aijobs.web.context import asked_address, language, services
+from aijobs.web.context import language, requested_address, services
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -47,14 +47,14 @@ def whole_page(rule: str, right: str) -> Callable[[V], V]:
 
 def htmx() -> Any:
     """Return the htmx headers of this request; false if htmx didn't send it."""
-    asked = request
-    return asked.htmx if isinstance(asked, HtmxAwareRequest) or hasattr(asked, "htmx") else False
+    current = request
+    return current.htmx if isinstance(current, HtmxAwareRequest) or hasattr(current, "htmx") else False
 
 
 def wants_fragment() -> bool:
     """Return whether a fragment is requested: never by a boosted link or a restored history entry."""
-    asked = htmx()
-    return bool(asked) and not asked.boosted and not asked.history_restore_request
+    headers = htmx()
+    return bool(headers) and not headers.boosted and not headers.history_restore_request
 
 
 def render(page: str, fragment: str, /, **context: Any) -> str:
@@ -141,7 +141,7 @@ def context() -> dict[str, Any]:
     """Return the names that every template may use."""
     theme = session.get("theme")
     spoken = language()
-    here = known_page(asked_address()) if request.method == "GET" else url_for(START)
+    here = known_page(requested_address()) if request.method == "GET" else url_for(START)
     return {
         "operator": current_operator(),
         "language": spoken,

@@ -55,9 +55,9 @@ def close_breaker_now(provider: str) -> ResponseReturnValue:
         flash(describe(refused.code).message(language()), "problem")
         return redirect(url_for("console.providers"), 303)
     if state.word == CircuitState.CLOSED:
-        flash(gettext("It was closed already; nothing was changed."), "done")
+        flash(gettext("The breaker was already closed. Nothing was changed."), "done")
     else:
-        flash(gettext("The breaker is closed; calls go to this provider again."), "done")
+        flash(gettext("Breaker closed. Calls go to this provider again."), "done")
     return redirect(url_for("console.providers"), 303)
 
 

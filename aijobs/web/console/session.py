@@ -48,7 +48,7 @@ class SignInForm(FlaskForm):
 
 @blueprint.route("/login", methods=["GET", "POST"])
 def login() -> ResponseReturnValue:
-    """Sign in. Then show the page that was wanted, if it is one of ours."""
+    """Sign in, then redirect to the requested page if it belongs to this console."""
     form = SignInForm(next=request.args.get("next", ""))
     back = known_page(form.next.data)
     if current_operator() is not None:

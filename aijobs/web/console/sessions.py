@@ -54,9 +54,9 @@ def sign_out_session(session_id: str) -> ResponseReturnValue:
     trail = AuditTrail(s.database, s.clock, acting())
     revoked = s.database.write(lambda session: revoke_session(session, trail, s.clock, session_id, *which))
     if revoked is None and which:
-        flash(gettext("There is no such session of yours."), "problem")
+        flash(gettext("You have no such session."), "problem")
     else:
-        _tell(int(bool(revoked)))
+        _flash_count(int(bool(revoked)))
     return redirect(url_for("console.sessions"), 303)
 
 
@@ -67,12 +67,12 @@ def revoke_other_sessions() -> ResponseReturnValue:
     operator, s = get_operator(), services()
     trail = AuditTrail(s.database, s.clock, acting())
     me, others = (operator.id, operator.username), OperatorSession.id != operator.session_id
-    _tell(s.database.write(lambda session: revoke_sessions(session, trail, s.clock, *me, others)))
+    _flash_count(s.database.write(lambda session: revoke_sessions(session, trail, s.clock, *me, others)))
     return redirect(url_for("console.sessions"), 303)
 
 
-def _tell(count: int) -> None:
+def _flash_count(count: int) -> None:
     if count:
         flash(ngettext("%(num)s session was signed out.", "%(num)s sessions were signed out.", count), "done")
     else:
-        flash(gettext("Signed out already; nothing was changed."), "done")
+        flash(gettext("Already signed out. Nothing was changed."), "done")

@@ -1,6 +1,6 @@
-"""The delivery strip: how far a job has come between commit and result, and when.
+"""The delivery strip: six stations of a job between commit and result, and when it reached each.
 
-Six stations. Each is done, now (the job is here), ahead, skipped (it never came here), gap (it should be further),
+A station is done, now (the job is here), ahead, skipped (the job didn't pass it), gap (the job is here for too long),
 failed or stopped.
 """
 
@@ -24,7 +24,7 @@ OVERDUE = timedelta(seconds=30)
 
 @dataclass(frozen=True)
 class Station:
-    """One station. `took`: time since the station before."""
+    """One station. `took`: time since the previous station."""
 
     name: str
     label: str
@@ -63,7 +63,7 @@ def _outbox(detail: JobDetail) -> Station:
     if event.status == OutboxState.DEAD:
         return Station("outbox", label, "failed", event.created_at, gettext("Dead"))
     if event.status == OutboxState.PUBLISHED and event.published_at is None:
-        return Station("outbox", label, "skipped")  # Its job was cancelled before it was sent.
+        return Station("outbox", label, "skipped")  # The job was cancelled before the event was sent.
     if event.status == OutboxState.PUBLISHED or not _waits(detail):
         return Station("outbox", label, "done", event.created_at)
     if event.available_at > detail.read_at:
@@ -83,7 +83,7 @@ def _broker(detail: JobDetail) -> Station:
     if sent is None or (event and event.available_at > detail.read_at):
         return Station("broker", label, "ahead")
     late = detail.read_at - max(due_at(detail), sent) > OVERDUE
-    note = gettext("Waits for a worker")
+    note = gettext("Waiting for a worker")
     if event and event.redrives:
         note = gettext("Sent again %(n)s times", n=event.redrives)
     return Station("broker", label, "gap" if late else "now", sent, note)
@@ -99,7 +99,7 @@ def _lease(detail: JobDetail, holder: WorkerRow | None, grace: timedelta) -> Sta
     if detail.job.final:
         return Station("leased", label, "done", locked.at, who)
     if lease_expired(detail, grace):
-        return Station("leased", label, "gap", detail.job.lock_until, gettext("%(worker)s: lease ran out", worker=who))
+        return Station("leased", label, "gap", detail.job.lock_until, gettext("%(worker)s: lease expired", worker=who))
     if holder is not None and holder.age_s is not None:
         who = gettext("%(worker)s, heartbeat %(n)s s ago", worker=who, n=int(holder.age_s))
     return Station("leased", label, "now", locked.at, who)

@@ -24,18 +24,18 @@ def ago(at: datetime, now: datetime | None = None) -> str:
     return format_timedelta(rounded, threshold=1, add_direction=True, format="narrow", locale=get_locale())
 
 
-def instant(told: str | datetime | None) -> datetime | None:
-    """Parse the time of a heartbeat; None for none or an invalid one."""
-    if not isinstance(told, str):
-        return told
+def instant(value: str | datetime | None) -> datetime | None:
+    """Parse the time of a heartbeat; None if it is missing or invalid."""
+    if not isinstance(value, str):
+        return value
     try:
-        return parse_iso(told)
+        return parse_iso(value)
     except (ValueError, OverflowError):
         return None
 
 
 def exact(at: datetime) -> str:
-    """`2026-01-31 08:00:00.123 UTC`."""
+    """Return a time as `2026-01-31 08:00:00.123 UTC`."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 

@@ -35,7 +35,7 @@ WORDS: Mapping[str, Any] = {
     "ai.job.cancelled": _l("Job cancelled"),
     # workers and queues
     "live": _lp("worker", "Live"),
-    "stalled": _l("Takes no messages"),
+    "stalled": _l("Not taking messages"),
     "late": _l("Late"),
     "lost": _l("Lost"),
     "paused": _l("Paused"),
@@ -48,7 +48,7 @@ WORDS: Mapping[str, Any] = {
     "open": _l("Breaker open"),
     "half_open": _l("Breaker half-open"),
     # provider calls
-    "started": _l("Under way"),
+    "started": _l("In progress"),
     "done": _l("Answered"),
     "yes": _l("Yes"),
     "no": _l("No"),
@@ -64,16 +64,16 @@ WORDS: Mapping[str, Any] = {
     "job.cancel": _l("Job cancel requested"),
     "job.reveal": _l("Content revealed"),
     "outbox.requeue": _l("Event sent again"),
-    "provider.close_breaker": _l("Breaker closed by hand"),
-    "credential.resolve": _l("Key given to a service"),
+    "provider.close_breaker": _l("Breaker closed manually"),
+    "credential.resolve": _l("Key sent to a service"),
     "credential.rotate": _l("Stored keys re-encrypted"),
-    "operator.create": _l("Operator made"),
+    "operator.create": _l("Operator created"),
     "operator.disable": _l("Operator disabled"),
     "operator.enable": _l("Operator enabled"),
-    "operator.password": _l("New password"),
-    "operator.token": _l("Token made"),
+    "operator.password": _l("Password changed"),
+    "operator.token": _l("Token created"),
     "operator.revoke_token": _l("Token revoked"),
-    "operator.revoke_session": _l("Session signed out"),
+    "operator.revoke_session": _l("Session revoked"),
     "login": _l("Signed in"),
     "login_failed": _l("Wrong password"),
     # roles and environments
@@ -104,13 +104,13 @@ _LOST_UNCHARGED = _l("Worker lost (not counted: other jobs ran in its process)")
 
 REDACTION_WORDS: Mapping[str, Any] = {
     "card": _l("Bank cards masked"),
-    "credentials": _l("Credentials in addresses masked"),
-    "email": _l("Mail addresses masked"),
+    "credentials": _l("Credentials in URLs masked"),
+    "email": _l("Email addresses masked"),
     "id": _l("Resident ids masked"),
     "key": _l("API keys masked"),
     "phone": _l("Phone numbers masked"),
     "private_key": _l("Private keys masked"),
-    "secret": _l("Named secrets masked"),
+    "secret": _l("Passwords and other secrets masked"),
     "token": _l("Tokens masked"),
 }
 """The words for the findings of each redaction rule."""
@@ -128,7 +128,7 @@ PASS_WORDS: Mapping[str, Any] = {
     "dispatcher": _l("Send due events"),
     "claim_release": _l("Release claims of dead dispatchers"),
     "reaper": _l("Take over lost leases"),
-    "redrive": _l("Send lost messages again"),
+    "redrive": _l("Resend lost messages"),
     "snapshot_cleanup": _l("Delete expired snapshots"),
     "retention": _l("Delete old jobs and sessions"),
 }

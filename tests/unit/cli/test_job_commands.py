@@ -62,7 +62,7 @@ def test_job_that_lost_workers_shows_charged_losses_and_why_it_runs_alone(
     assert "attempt       2 (errors 0 of 2)\n" in out
     assert "lost          own process 1 of 2; shared process 1 (5 in all fail it)\n" in out
     assert "lost workers  Its worker process died while several jobs ran in it. It now runs alone" in out
-    assert "Its own process died 1 of 2 times.\n" in out
+    assert "Losses of its own process: 1. The job fails at 2.\n" in out
     assert "attempt 1  lease_lost        not charged  reaper\n" in out
     assert "attempt 2  lease_lost        INTERNAL_WORKER_LOST  worker\n" in out
 
@@ -73,7 +73,7 @@ def test_retry_of_a_suspect_shows_the_inherited_loss(aijobs: Aijobs, services: S
     services.jobs.cancel(job_id, services.lifecycle.find(job_id).user_id)  # type: ignore
     out = aijobs("job", aijobs("retry", job_id)[1].strip())[1]
     assert "lost          retried job 1 (5 in all fail it)\n" in out
-    assert "lost workers  A worker was lost over an earlier job of this chain." in out
+    assert "lost workers  An earlier job of this retry chain lost its worker." in out
 
 
 def test_job_shows_why_it_waits(aijobs: Aijobs, job_id: str) -> None:

@@ -389,7 +389,7 @@ def test_operators_see_the_credential_id_of_a_job_and_nothing_else_of_it(
     detail = client.get(f"/admin-api/ai/jobs/{job.json['jobId']}", headers=boss)
     assert detail.json["credentialId"] == mine["credentialId"]
     assert detail.json["credentialMode"] == "user_deepseek_key"
-    told = detail.get_data(as_text=True) + str(client.get("/admin-api/openapi.json").json)
+    shown = detail.get_data(as_text=True) + str(client.get("/admin-api/openapi.json").json)
     for secret in (KEY, mine["fingerprint"], "wxyz"):
-        assert secret not in told.replace(mine["credentialId"], "")
-    assert "/credentials" not in told
+        assert secret not in shown.replace(mine["credentialId"], "")
+    assert "/credentials" not in shown

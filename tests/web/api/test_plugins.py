@@ -64,10 +64,10 @@ def test_route_of_a_plug_in_requires_a_user_token(services: Services, monkeypatc
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (f"{__name__}:TAKEN", "/api/learning/flashcards is there already"),
+        (f"{__name__}:TAKEN", "/api/learning/flashcards is already in use"),
         (f"{__name__}:OUTSIDE", "/console/plugged isn't below /api/"),
         (f"{__name__}:NAME", "user_api"),
-        (f"{__name__}:NOTHING", "it is no flask.Blueprint"),
+        (f"{__name__}:NOTHING", "it isn't a flask.Blueprint"),
         (f"{__name__}:MISSING", "MISSING"),
         ("no_such_package.routes:blueprint", "No module named 'no_such_package'"),
     ],

@@ -69,7 +69,7 @@ def test_usage_is_summed_by_day_and_in_total_without_floats(ask: Callable[..., A
 
 
 @pytest.mark.parametrize(
-    ("group_by", "told"),
+    ("group_by", "expected"),
     [
         ("jobType", {"jobType": "synthetic"}),
         ("provider", {"provider": "local"}),
@@ -78,10 +78,12 @@ def test_usage_is_summed_by_day_and_in_total_without_floats(ask: Callable[..., A
     ],
 )
 def test_group_has_only_the_keys_that_were_asked_for(
-    ask: Callable[..., Any], chain: list[Any], group_by: str, told: dict[str, str]
+    ask: Callable[..., Any], chain: list[Any], group_by: str, expected: dict[str, str]
 ) -> None:
     (group,) = ask(f"{USAGE}?{PERIOD}&groupBy={group_by}&userId=u1").json["groups"]
-    assert {name: group[name] for name in group if name in ("day", "jobType", "provider", "model", "userId")} == told
+    assert {
+        name: group[name] for name in group if name in ("day", "jobType", "provider", "model", "userId")
+    } == expected
     assert ask(f"{USAGE}?{PERIOD}&groupBy={group_by}&userId=U1").json["groups"] == []
 
 

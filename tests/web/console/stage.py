@@ -1,4 +1,4 @@
-"""Jobs in every state, made by the real service and engine, for tests of the console."""
+"""Jobs in every state, created by the real service and engine, for tests of the console."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from aijobs.operators.models import AuditLog
 from aijobs.outbox.models import OutboxEvent, OutboxEventType
 from tests.web.console.stage import Console, Stage
 
-Door = Callable[[str, str], int]
+Interface = Callable[[str, str], int]
 
 
 @pytest.fixture
-def doors(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Door]:
-    """Ways to act, by name: an address below /console or /admin-api/ai, or a command."""
+def interfaces(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Interface]:
+    """Functions that act through each interface: by a path below /console or /admin-api/ai, or by a command."""
     settings = stage.services.settings
     monkeypatch.setenv("AIJOBS_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("AIJOBS_REDIS_URL", settings.redis_url)
@@ -63,13 +63,13 @@ ACTIONS: dict[str, tuple[Callable[[Stage], str], str, str]] = {
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_action_writes_the_same_audit_row_from_console_api_and_shell(
-    stage: Stage, doors: dict[str, Door], action: str
+    stage: Stage, interfaces: dict[str, Interface], action: str
 ) -> None:
     make, address, command = ACTIONS[action]
     shapes = {}
-    for name, door in doors.items():
+    for name, act in interfaces.items():
         target = make(stage)
-        assert door(address.format(target), command.format(target)) in (0, 200, 201, 303), name
+        assert act(address.format(target), command.format(target)) in (0, 200, 201, 303), name
         row = _newest(stage, action)
         assert row.target_id == target
         assert (row.operator_id is None, row.remote_addr is None) == (name == "shell",) * 2
@@ -79,25 +79,27 @@ def test_action_writes_the_same_audit_row_from_console_api_and_shell(
     assert all(shapes["api"])
 
 
-def test_refused_action_writes_the_same_audit_row_from_api_and_shell(stage: Stage, doors: dict[str, Door]) -> None:
-    for name, door in doors.items():
+def test_refused_action_writes_the_same_audit_row_from_api_and_shell(
+    stage: Stage, interfaces: dict[str, Interface]
+) -> None:
+    for name, act in interfaces.items():
         target = stage.failed()
-        if name == "console":  # It offers no form for an action that would be refused.
+        if name == "console":  # The console shows no form for an action that would be refused.
             continue
         stage.services.jobs.retry(target, "operator:somebody")
         stage.run(stage.services.monitor.get_job(target).job.retried_as or "")
-        assert door(f"jobs/{target}/retry", f"retry {target}") in (409, 1), name
+        assert act(f"jobs/{target}/retry", f"retry {target}") in (409, 1), name
         row = _newest(stage, "job.retry")
         assert (row.target_id, row.after) == (target, {"refused": "JOB_NOT_RETRYABLE"})
         assert set(row.before) == {"lifecycleStatus", "phase", "attempt"}
 
 
-def test_action_on_an_unknown_target_writes_no_audit_row(stage: Stage, doors: dict[str, Door]) -> None:
+def test_action_on_an_unknown_target_writes_no_audit_row(stage: Stage, interfaces: dict[str, Interface]) -> None:
     nobody = "01900000-0000-7000-8000-000000000000"
-    assert doors["api"](f"outbox/{nobody}/requeue", "") == 404
-    assert doors["console"](f"outbox/{nobody}/requeue", "") == 404
-    assert doors["shell"]("", f"outbox requeue {nobody}") == 1
-    assert doors["api"](f"jobs/{nobody}/cancel", "") == 404
+    assert interfaces["api"](f"outbox/{nobody}/requeue", "") == 404
+    assert interfaces["console"](f"outbox/{nobody}/requeue", "") == 404
+    assert interfaces["shell"]("", f"outbox requeue {nobody}") == 1
+    assert interfaces["api"](f"jobs/{nobody}/cancel", "") == 404
     with stage.services.database.read() as session:
         assert set(session.scalars(select(AuditLog.action))) == {"login"}
 

@@ -132,4 +132,4 @@ def test_worker_that_takes_no_waiting_message_is_stalled(stage: Stage) -> None:
     (worker,) = stage.services.monitor.workers().workers
     assert worker.state == "stalled"
     assert worker.popped_s == pytest.approx(60, abs=10)
-    assert "Takes no messages" in texts(stage, "/console/workers")["/console/workers"]
+    assert "Not taking messages" in texts(stage, "/console/workers")["/console/workers"]

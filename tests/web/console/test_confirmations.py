@@ -165,7 +165,7 @@ def test_retry_of_an_older_job_leads_to_the_newest_of_the_chain(stage: Stage) ->
     stage.run(child)
     answer = console.post(address, form)
     assert answer.headers["Location"] == f"/console/jobs/{child}"
-    assert "retried already" in console.soup(f"/console/jobs/{child}").find("main").get_text()
+    assert "The job was already retried." in console.soup(f"/console/jobs/{child}").find("main").get_text()
     assert _audit(stage, "job.retry")[-1].after == {"refused": "JOB_NOT_RETRYABLE"}
 
 
@@ -226,7 +226,10 @@ def test_dead_enqueue_event_cannot_be_sent_again(stage: Stage) -> None:
     address = f"/console/outbox/{event_id}/requeue"
     answer = console.post(address, console.fields(address, address))
     assert answer.headers["Location"] == "/console/outbox?status=dead"
-    assert "retried instead" in console.soup("/console/outbox?status=dead").find("main").get_text()
+    assert (
+        "For a dead enqueue event, retry its job."
+        in console.soup("/console/outbox?status=dead").find("main").get_text()
+    )
 
 
 def test_unknown_event_is_not_found(stage: Stage) -> None:

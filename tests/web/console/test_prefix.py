@@ -33,14 +33,14 @@ NOTES = {
 class Proxy:
     """A WSGI middleware that serves the application only below the prefix, as a server or reverse proxy does."""
 
-    def __init__(self, app: WSGIApplication, tell: Callable[[WSGIEnvironment], None]) -> None:
-        self._app, self._tell = app, tell
+    def __init__(self, app: WSGIApplication, set_prefix: Callable[[WSGIEnvironment], None]) -> None:
+        self._app, self._set_prefix = app, set_prefix
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         assert path.startswith(PREFIX), path
         environ["PATH_INFO"] = path.removeprefix(PREFIX)
-        self._tell(environ)
+        self._set_prefix(environ)
         return self._app(environ, start_response)
 
 

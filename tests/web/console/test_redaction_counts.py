@@ -13,7 +13,7 @@ from tests.web.console.stage import Stage
 
 @pytest.mark.parametrize(
     ("language", "words", "nothing"),
-    [("en", "Mail addresses masked: 2", "nothing was masked"), ("zh", "已遮盖邮箱地址: 2", "没有需要遮盖的内容")],
+    [("en", "Email addresses masked: 2", "nothing was masked"), ("zh", "已遮盖邮箱地址: 2", "没有需要遮盖的内容")],
 )
 def test_redaction_counts_are_shown_in_both_languages(stage: Stage, language: str, words: str, nothing: str) -> None:
     job_id = stage.queued()

@@ -268,7 +268,7 @@ def test_super_admin_sees_and_signs_out_all_sessions(stage: Stage) -> None:
     assert _audit(stage) == [("operator.revoke_session", "operator:super_admin", "viewer")]
     soup = admin.soup("/console/sessions")
     assert "Nobody else is signed in" in soup.main.get_text()
-    assert "Session signed out" in admin.get("/console/audit").text
+    assert "Session revoked" in admin.get("/console/audit").text
 
 
 @pytest.mark.parametrize("session_id", ["other", "nonsense", "01900000-0000-7000-8000-000000000000"])
@@ -281,7 +281,7 @@ def test_session_of_another_operator_is_not_found(stage: Stage, session_id: str)
     fields = console.fields("/console/sessions", "/console/logout")
     answer = console.post(f"/console/sessions/{session_id}/revoke", fields)
     assert answer.headers["Location"] == "/console/sessions"
-    assert "There is no such session of yours." in console.soup("/console/sessions").main.get_text()
+    assert "You have no such session." in console.soup("/console/sessions").main.get_text()
     assert admin.get("/console/jobs").status_code == 200
     assert _audit(stage) == []
 

@@ -9,14 +9,14 @@ from tests.web.console.stage import Stage
 
 SAID = {
     "en": (
-        "It now runs alone in a process of its own, so that it can't take others with it.",
-        "Its own process died 1 of 2 times.",
+        "It now runs alone in its own process, so that it cannot affect other jobs.",
+        "Losses of its own process: 1. The job fails at 2.",
         "Worker lost (not counted: other jobs ran in its process)",
         "Worker lost (counted)",
     ),
     "zh": (
         "现在它单独在自己的进程中运行",
-        "它自己的进程已崩溃 1 次，上限 2 次。",
+        "它自己的进程已崩溃 1 次，达到 2 次时任务失败。",
         "工作进程丢失，不计入本任务：其他任务也在该进程中运行",
         "工作进程丢失，计入本任务",
     ),
@@ -51,7 +51,7 @@ def test_api_says_why_a_suspect_runs_alone(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("language", "said"),
     [
-        ("en", "So this job runs alone from the start, and begins with one loss."),
+        ("en", "This job therefore runs alone from the start, with one loss already counted."),
         ("zh", "因此本任务从一开始就单独运行"),
     ],
 )
@@ -61,7 +61,7 @@ def test_page_of_a_suspects_retry_says_why_it_runs_alone(stage: Stage, language:
     retry = jobs.retry(job_id, "operator:ann").job
     text = stage.client("VIEWER", language).soup(f"/console/jobs/{retry.id}").get_text()
     assert said in text
-    assert "Lost processes in which other jobs ran too" not in text
+    assert "Losses of processes that ran other jobs too" not in text
     explained = stage.client().get(f"/admin-api/ai/jobs/{retry.id}").json["lossExplanation"]
-    assert explained.startswith("A worker was lost over an earlier job of this chain.")
+    assert explained.startswith("An earlier job of this retry chain lost its worker.")
     assert "other jobs" not in explained
